@@ -1,0 +1,209 @@
+"""Chooses the kernel of a call. Ordinary code over the two tables of `kernels`: no priorities, no swallowed exceptions."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import pathlib
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tle_ops import _meta
+from tle_ops.kernels import CPU, CUDA
+
+BACKENDS = ("triton", "tilelang", "gluon", "ref")
+# The CUDA kernels compute in float32; these types go to the reference.
+_REF_DTYPES = frozenset((torch.float64, torch.complex32, torch.complex64, torch.complex128))
+_lock = threading.Lock()
+_forced: str | None = None
+
+
+class Choice(NamedTuple):
+    """The kernel that a call takes, and why."""
+
+    op: str
+    device: str
+    backend: str
+    module: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.op} on {self.device}: {self.backend} ({self.module}), {self.reason}"
+
+
+class backend:
+    """Force one backend for CUDA tensors, in the whole process: at once, and until the `with` block ends if there is one.
+
+    Args:
+        name: "triton", "tilelang", "gluon", "ref" (plain PyTorch), or None for each op's default.
+
+    Raises:
+        ValueError: an unknown name. A call of an op that the backend does not have raises NotImplementedError.
+
+    float64 always goes to the reference, and CPU tensors know nothing else.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        global _forced
+        if name is not None and name not in BACKENDS:
+            raise ValueError(f"backend: name must be one of {', '.join(BACKENDS)} or None, got {name!r}")
+        self._before = _forced
+        _forced = name
+
+    def __enter__(self) -> backend:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        global _forced
+        _forced = self._before
+
+
+def backends(op: str) -> tuple[str, ...]:
+    """The backends that have a CUDA kernel for `op`, the default first."""
+    default = CUDA[op]
+    family = default.rsplit("_", 1)[0]
+    names = [default.rsplit("_", 1)[1], *BACKENDS]
+    return tuple(dict.fromkeys(b for b in names if op in _exports(f"{family}_{b}")))
+
+
+@functools.cache
+def _exports(module: str) -> frozenset[str]:
+    """The ops that a kernel module defines, read from its source: importing it could need what is not installed."""
+    path = pathlib.Path(__file__).parent / "kernels" / f"{module}.py"
+    if not path.exists():
+        return frozenset()
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return frozenset(line[4:].split("(")[0] for line in lines if line.startswith("def ")) & CPU.keys()
+
+
+def explain(op: str, *args: Any) -> Choice:
+    """Which kernel `torch.ops.tle.<op>(*args)` would take, and why. Launches nothing.
+
+    Args:
+        op: the operator's name, such as "per_token_cast_fp8".
+        args: the call's arguments; the tensors may be on any device.
+
+    Raises:
+        ValueError: an unknown op.
+        NotImplementedError: the forced backend has no kernel for this op.
+    """
+    if op not in _meta.CONTRACTS:
+        raise ValueError(f"explain: op must be one of {', '.join(sorted(_meta.CONTRACTS))}, got {op!r}")
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    if any(t.is_cuda for t in tensors):
+        return _choose(op, args)
+    if any(t.device.type == "meta" for t in tensors):
+        return Choice(op, "meta", "contract", "_meta", "meta tensors hold no data: only shapes and dtypes are computed")
+    return Choice(op, "cpu", "ref", CPU[op], "the reference is the CPU kernel")
+
+
+def _choose(op: str, args: tuple[Any, ...]) -> Choice:
+    default = CUDA[op]
+    family, name = default.rsplit("_", 1)
+    wide = next((d for d in map(_dtype, args) if d in _REF_DTYPES), None)
+    if wide is not None:
+        return Choice(op, "cuda", "ref", f"{family}_ref", f"the kernels compute in float32 and the call has {wide}")
+    if _forced is not None:
+        if op not in _exports(f"{family}_{_forced}"):
+            raise NotImplementedError(
+                f"{op}: the backend {_forced!r} has no kernel for it, there are {', '.join(backends(op))}"
+            )
+        return Choice(op, "cuda", _forced, f"{family}_{_forced}", "forced by tle_ops.backend")
+    if name == "tilelang" and op in _exports(f"{family}_triton") and (missing := missing_toolchain()):
+        return Choice(op, "cuda", "triton", f"{family}_triton", f"TileLang, the default, cannot build here: {missing}")
+    return Choice(op, "cuda", name, default, "the default")
+
+
+def _dtype(argument: Any) -> torch.dtype | None:
+    return argument if isinstance(argument, torch.dtype) else getattr(argument, "dtype", None)
+
+
+@functools.cache
+def missing_toolchain() -> str:
+    """What TileLang lacks on this machine, in words; empty if it can build."""
+    import shutil
+
+    if importlib.util.find_spec("tilelang") is None:
+        return "the package tilelang is not installed"
+    from tle_ops.kernels._cuda_home import nvcc
+
+    if nvcc() is None:
+        return "nvcc was not found (set CUDA_HOME, or install a CUDA toolkit)"
+    if not (shutil.which("c++") or shutil.which("g++")):
+        return "a C++ compiler (c++ or g++) was not found"
+    return ""
+
+
+# --- the bodies that _register hands to the dispatcher -----------------------------------------------------------------
+def cpu_body(op: str, contract: _meta.Contract) -> Callable:
+    """The contract's checks, then the reference."""
+    check = contract.fn
+    module = CPU[op]
+
+    def body(*args):
+        check(*args)
+        return _kernel(module, op)(*args)
+
+    return body
+
+
+def cuda_body(op: str, schema: torch._C.FunctionSchema) -> Callable:
+    """The default kernel at once, unless something asks for another one."""
+    positions = tuple(  # of the arguments that have, or are, a dtype
+        i for i, a in enumerate(schema.arguments) if "Tensor" in str(a.type) or "ScalarType" in str(a.real_type)
+    )
+    default: Callable | None = None
+
+    def body(*args):
+        nonlocal default
+        if default is not None and _forced is None:
+            for i in positions:
+                if i < len(args) and _dtype(args[i]) in _REF_DTYPES:
+                    break
+            else:
+                return default(*args)
+        choice = _choose(op, args)
+        kernel = _kernel(choice.module, op)
+        if choice.reason == "the default":
+            default = kernel
+        elif choice.reason.startswith("TileLang"):
+            _warn_once(f"tle_ops: {choice}")
+            default = kernel
+        return kernel(*args)
+
+    return body
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
+
+
+@functools.cache
+def _kernel(module: str, op: str) -> Callable:
+    with _lock:  # two threads may make the first call
+        try:
+            return getattr(importlib.import_module(f"tle_ops.kernels.{module}"), op)
+        except ImportError as e:
+            package = (e.name or "").split(".")[0]
+            if package in ("triton", "tilelang"):
+                raise RuntimeError(
+                    f"{op}: its CUDA kernel needs the package {package!r}, which is not installed; "
+                    f"install it, or call tle_ops.backend('ref')"
+                ) from e
+            raise
+
+
+def source_hash() -> str:
+    """A hash of this package's sources: part of the key of PyTorch's disk caches."""
+    digest = hashlib.sha256()
+    for path in sorted(pathlib.Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,231 @@
+"""Registers every operator of `_meta` with PyTorch. The only module of the package that talks to torch.library.
+
+One op gets: its schema; one body per device; a fake implementation (the contract itself); ONE Autograd-key kernel,
+generated from the schema; and, where there is a rule, vmap. The generated kernel has three ways out:
+
+- a gradient is needed: `apply` of an autograd Function that also works inside torch.func and under forward-mode AD;
+- a tensor with no dispatch key besides {CPU | CUDA, Autograd<device>}: straight to the device body, which saves the
+  second trip through the dispatcher. It is an allow-list: FakeTensor, dispatch modes, subclasses, functorch levels, lazy
+  negation and meta all add or change a key and take the next way;
+- everything else: redispatch below Autograd.
+
+`TLE_PUBLIC_AUTOGRAD=1` registers the same formulas through torch.library.register_autograd: no private API in the
+gradient path, twice the overhead, no torch.func.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import _C
+from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch.autograd.function import _SingleLevelFunction
+
+from tle_ops import _dispatch, _meta
+from tle_ops.autograd import FORMULAS, VMAP, Formula
+
+NAMESPACE = "tle"
+PUBLIC_AUTOGRAD = os.environ.get("TLE_PUBLIC_AUTOGRAD") == "1"
+LIB = torch.library.Library(NAMESPACE, "FRAGMENT")  # module level: a collected Library leaves dangling handles
+
+_KeySet, _Key = _C.DispatchKeySet, _C.DispatchKey
+# Computed, not written down: the bit layout differs between torch versions.
+_PLAIN = {
+    (_KeySet(_Key.CPU) | _KeySet(_Key.AutogradCPU)).raw_repr(): "CPU",
+    (_KeySet(_Key.CUDA) | _KeySet(_Key.AutogradCUDA)).raw_repr(): "CUDA",
+}
+
+# Names of the generated code start with an underscore, so that no argument of a schema can shadow them.
+_KERNEL = """
+def _run_plain(_device, {call}):
+    return _bodies[_device]({call})
+
+def _run_below(_keys, {call}):
+    with _BelowAutograd():
+        return _redispatch(_keys & _after_autograd, {call})
+
+def _kernel(_keys, {signature}):
+    _device = _plain.get(_keys.raw_repr())
+    if _differentiable and ((_grad_enabled() and ({needs_grad})) or _forward_ad._current_level >= 0):
+        if _device is not None:
+            return _apply({call}, _run_plain, _device)
+        if _functorch_level() is None:
+            return _apply({call}, _run_below, _keys)
+        with _single_level():
+            return _apply({call}, _run_below, _keys)
+    if _device is not None and (_differentiable or not _grad_enabled()):
+        return _bodies[_device]({call})
+    with _no_grad():
+        return _bodies[_device]({call}) if _device is not None else _run_below(_keys, {call})
+"""
+
+
+def _skip_dynamo(fn: Callable) -> Callable:
+    """Keep Dynamo out of a body: after a graph break it would trace into it. Marking the code object is free per call
+    (torch._disable_dynamo costs 0.5 us), but private."""
+    try:
+        frame = _C._dynamo.eval_frame
+        skip = frame._FrameAction.SKIP
+        frame.set_code_exec_strategy(fn.__code__, frame._FrameExecStrategy(skip, skip))
+        return fn
+    except AttributeError:
+        return torch._disable_dynamo(fn)
+
+
+def _parameters(name: str, contract: _meta.Contract, schema: _C.FunctionSchema) -> dict[str, inspect.Parameter]:
+    """The contract's parameters, checked against the schema: the dispatcher drops arguments that equal the schema's
+    default before it calls a Python kernel, so a default that differs would silently change the call."""
+    parameters = inspect.signature(contract.fn).parameters
+    for argument, parameter in zip(schema.arguments, parameters.values(), strict=True):
+        if argument.kwarg_only:
+            raise TypeError(f"{name}: keyword-only arguments break register_autograd; keep them in the public function")
+        if argument.name != parameter.name:
+            raise TypeError(f"{name}: the contract calls the argument {argument.name!r} {parameter.name!r}")
+        want = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
+        if isinstance(parameter.default, torch.dtype):  # stored in a schema as a number
+            same = f"{argument.name}={str(parameter.default).removeprefix('torch.')}" in contract.schema
+        else:
+            same = parameter.default == want
+        if not same:
+            raise TypeError(f"{name}: the default of {argument.name!r} is {want!r} in the schema")
+    return dict(parameters)
+
+
+def _needs_grad(schema: _C.FunctionSchema) -> str:
+    """The test, as source text, whether an input of the op asks for a gradient."""
+    tests = []
+    for argument in schema.arguments:
+        kind = str(argument.type)
+        if kind == "Tensor":
+            tests.append(f"{argument.name}.requires_grad")
+        elif kind == "Optional[Tensor]":
+            tests.append(f"({argument.name} is not None and {argument.name}.requires_grad)")
+        elif "Tensor" in kind:
+            raise TypeError("an autograd Function does not see tensors inside a list: their gradients would be lost")
+    return " or ".join(tests) or "False"
+
+
+def _function(name: str, formula: Formula) -> type[_SingleLevelFunction]:
+    """The autograd Function of one op. `run` and `keys` come last, so that formulas see inputs and needs_input_grad as
+    the schema numbers them."""
+
+    class Function(
+        _SingleLevelFunction
+    ):  # what functorch itself generates; Function.apply refuses to run in torch.func
+        _compiled_autograd_key = staticmethod(lambda ctx: (ctx._autograd_function_id,))
+
+        @staticmethod
+        def forward(ctx, *args):  # one piece: the setup_context style costs 10 us more per call
+            inputs = args[:-2]
+            run, keys = args[-2:]
+            output = run(keys, *inputs)
+            if formula.setup_context is not None:
+                formula.setup_context(ctx, inputs, output)
+            return output
+
+        @staticmethod
+        def backward(ctx, *grads):
+            result = formula.backward(ctx, *grads)
+            return (*result, None, None) if isinstance(result, tuple) else (result, None, None)
+
+    if formula.jvp is not None:  # without a rule PyTorch raises NotImplementedError
+        Function.jvp = staticmethod(lambda ctx, *tangents: formula.jvp(ctx, *tangents[:-2]))
+    Function.__name__ = Function.__qualname__ = f"{NAMESPACE}_{name}"
+    Function._backward_cls.__name__ = f"{NAMESPACE}_{name}_backward"  # the name that a profile shows
+    return Function
+
+
+def _register_autograd(
+    name: str,
+    op: torch._ops.OpOverload,
+    formula: Formula | None,
+    bodies: dict[str, Callable],
+    parameters: dict[str, inspect.Parameter],
+) -> None:
+    if PUBLIC_AUTOGRAD and formula is not None:
+        setup = formula.setup_context
+        torch.library.register_autograd(
+            op,
+            formula.backward,
+            lib=LIB,
+            setup_context=setup and (lambda ctx, inputs, output: setup(ctx, inputs, output)),
+        )  # it calls by keyword
+        return
+    if PUBLIC_AUTOGRAD:
+        LIB.impl(name, torch.library.fallthrough_kernel, "Autograd")
+        return
+    env: dict[str, Any] = {
+        f"_default_{p.name}": p.default for p in parameters.values() if p.default is not inspect.Parameter.empty
+    }
+    env.update(
+        _bodies=bodies,
+        _redispatch=op.redispatch,
+        _differentiable=formula is not None,
+        _plain=_PLAIN,
+        _forward_ad=forward_ad,
+        _no_grad=torch.no_grad,
+        _grad_enabled=torch.is_grad_enabled,
+        _after_autograd=_C._after_autograd_keyset,
+        _BelowAutograd=_C._AutoDispatchBelowAutograd,
+        _single_level=enable_single_level_autograd_function,
+        _functorch_level=_C._functorch.peek_interpreter_stack,
+    )
+    if formula is not None:
+        env["_apply"] = _function(name, formula).apply
+    source = _KERNEL.format(
+        call=", ".join(parameters),
+        needs_grad=_needs_grad(op._schema),
+        signature=", ".join(f"{n}=_default_{n}" if f"_default_{n}" in env else n for n in parameters),
+    )
+    exec(compile(source, f"<tle_ops: autograd kernel of {name}>", "exec"), env)
+    for function in ("_run_plain", "_run_below", "_kernel"):
+        env[function] = _skip_dynamo(env[function])
+    LIB.impl(name, env["_kernel"], "Autograd", with_keyset=True)
+
+
+def _define(name: str, schema: str) -> torch._ops.OpOverload | None:
+    """The op, newly defined; None if an identical one exists already (the package was imported twice)."""
+    try:
+        existing = _C._get_schema(f"{NAMESPACE}::{name}", "")
+    except RuntimeError:
+        LIB.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        return getattr(getattr(torch.ops, NAMESPACE), name).default
+    if existing != _C.parse_schema(f"{NAMESPACE}::{schema}"):
+        raise RuntimeError(
+            f"tle_ops: {NAMESPACE}::{name} is already registered by another package as {existing}; "
+            f"tle_ops ({__file__}) defines {schema}"
+        )
+    return None
+
+
+def register(name: str, contract: _meta.Contract, formula: Formula | None) -> None:
+    op = _define(name, contract.schema)
+    if op is None:
+        return
+    parameters = _parameters(name, contract, op._schema)
+    bodies = {"CPU": _dispatch.cpu_body(name, contract), "CUDA": _dispatch.cuda_body(name, op._schema)}
+    for device, body in bodies.items():
+        if PUBLIC_AUTOGRAD and formula is None:  # or the aten ops inside would record a graph
+            body = torch.no_grad()(body)
+        bodies[device] = _skip_dynamo(body)
+        LIB.impl(name, bodies[device], device)
+    torch.library.register_fake(op, contract.fn, lib=LIB)
+    _register_autograd(name, op, formula, bodies, parameters)
+    if name in VMAP:
+        torch.library.register_vmap(op, VMAP[name], lib=LIB)
+
+
+def register_all() -> None:
+    """Every op of the contracts, and the compile caches' key: without it PyTorch's disk caches, which find an op by its
+    name only, would answer with the gradient or the fake of an older version of this package."""
+    for name, contract in _meta.CONTRACTS.items():
+        register(name, contract, FORMULAS.get(name))
+    config = torch.compiler.config
+    tag = f"tle_ops={_dispatch.source_hash()}"
+    if tag not in (config.cache_key_tag or ""):
+        config.cache_key_tag = f"{config.cache_key_tag};{tag}" if config.cache_key_tag else tag
