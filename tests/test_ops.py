@@ -40,23 +40,28 @@ def per_op(specs=SPECS):
 
 
 def with_grad(spec: OpSpec, sample: Sample) -> tuple:
-    return tuple(
-        a.detach().requires_grad_() if i in spec.diff and a.is_floating_point() else a
-        for i, a in enumerate(sample.args)
-    )
+    """The arguments as leaves; one tensor given twice stays one leaf."""
+    made = {}
+    for i in spec.diff:
+        a = sample.args[i]
+        if isinstance(a, Tensor) and a.is_floating_point():
+            made.setdefault(id(a), a.detach().requires_grad_())
+    return tuple(made.get(id(a), a) if i in spec.diff else a for i, a in enumerate(sample.args))
 
 
 def leaves(spec: OpSpec, args: tuple) -> list[Tensor]:
-    return [args[i] for i in spec.diff if isinstance(args[i], Tensor) and args[i].requires_grad]
+    found = [args[i] for i in spec.diff if isinstance(args[i], Tensor) and args[i].requires_grad]
+    return list({id(t): t for t in found}.values())  # one tensor may be two arguments
 
 
 def double(args: tuple) -> tuple:
-    return tuple(
-        a.detach().double().requires_grad_(a.requires_grad)
-        if isinstance(a, Tensor) and a.is_floating_point() and a.dtype.itemsize > 1
-        else a
+    """The arguments in float64, one tensor given twice still one."""
+    made = {
+        id(a): a.detach().double().requires_grad_(a.requires_grad)
         for a in args
-    )
+        if isinstance(a, Tensor) and a.is_floating_point() and not fp8(a)
+    }
+    return tuple(made.get(id(a), a) for a in args)
 
 
 def described(spec: OpSpec, result) -> Tensor:
@@ -96,10 +101,17 @@ def test_gradcheck(spec, sample):
         check_gradients(spec, args)
         return
 
-    def fn(*_):
-        return described(spec, spec.op(*args))
+    def fn(*xs):
+        replaced = {id(old): new for old, new in zip(inputs, xs, strict=True)}
+        return described(spec, spec.op(*(replaced.get(id(a), a) for a in args)))
 
-    assert torch.autograd.gradcheck(fn, inputs, fast_mode=True, check_forward_ad=spec.jvp, check_batched_grad=False)
+    assert torch.autograd.gradcheck(
+        fn,
+        inputs,
+        fast_mode=True,
+        check_forward_ad=spec.jvp and not _register.PUBLIC_AUTOGRAD,
+        check_batched_grad=False,
+    )
     if spec.double_backward:
         assert torch.autograd.gradgradcheck(fn, inputs, fast_mode=True)
 
@@ -115,7 +127,7 @@ def check_gradients(spec: OpSpec, args: tuple) -> None:
     truth_out = spec.plain(*exact).expand(out.shape)
     for cotangent in (
         torch.randn(out.shape, dtype=F64).to(out.dtype),
-        torch.randn(out.shape[::-1], dtype=F64).to(out.dtype).permute(*range(out.dim() - 1, -1, -1)),
+        torch.randn(out.shape[::-1], dtype=F64).to(out.dtype).permute(tuple(range(out.dim()))[::-1]),
         torch.ones((), dtype=out.dtype).expand_as(out),
     ):
         got = torch.autograd.grad(out, inputs, cotangent, retain_graph=True)
@@ -186,6 +198,14 @@ def test_fake_metadata(spec, sample):
     assert [(t.shape, t.dtype) for t in meta] == [(t.shape, t.dtype) for t in real]
 
 
+def with_literals(spec: OpSpec, args: tuple):
+    """The call as a function of its tensors. The rest is literal, as in a user's code: a float from a closure or an
+    argument would become an input of the graph."""
+    names = [f"t{i}" for i, a in enumerate(args) if isinstance(a, Tensor)]
+    call = ", ".join(f"t{i}" if isinstance(a, Tensor) else repr(a) for i, a in enumerate(args))
+    return eval(f"lambda {', '.join(names)}: op({call})", {"op": spec.op, "torch": torch})
+
+
 @per_op([s for s in SPECS if s.rows])
 def test_one_graph_for_all_row_counts(spec):
     from torch._dynamo.testing import CompileCounterWithBackend
@@ -205,24 +225,30 @@ def test_one_graph_for_all_row_counts(spec):
 
     counter = CompileCounterWithBackend("aot_eager")
     torch._dynamo.reset()
-    compiled = torch.compile(spec.op, backend=counter, fullgraph=True, dynamic=True)
+    compiled = torch.compile(with_literals(spec, base), backend=counter, fullgraph=True, dynamic=True)
     for M in (4, 2, 7, 16):
         args = resized(M)
-        for a, b in zip(outputs(compiled(*args)), outputs(spec.op(*args)), strict=True):
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        for a, b in zip(outputs(compiled(*tensors)), outputs(spec.op(*args)), strict=True):
             assert_same_bits(a, b)
     assert counter.frame_count == 1
 
     class Module(torch.nn.Module):
-        def forward(self, *args):
-            return spec.op(*args)
+        forward = staticmethod(with_literals(spec, base))
 
-    dims = (tuple({spec.rows[i]: torch.export.Dim.DYNAMIC} if i in spec.rows else None for i in range(len(base))),)
-    exported = torch.export.export(Module(), resized(4), dynamic_shapes=dims)
-    assert [str(n.target) for n in exported.graph.nodes if n.op == "call_function" and "tle" in str(n.target)] == [
-        f"tle.{spec.name}.default"
-    ]
+    def tensors_of(args):
+        return tuple(a for a in args if isinstance(a, Tensor))
+
+    dims = tuple(
+        {spec.rows[i]: torch.export.Dim.DYNAMIC} if i in spec.rows else None
+        for i, a in enumerate(base)
+        if isinstance(a, Tensor)
+    )
+    exported = torch.export.export(Module(), tensors_of(resized(4)), dynamic_shapes=dims)
+    targets = [str(n.target) for n in exported.graph.nodes if n.op == "call_function"]
+    assert [t for t in targets if "tle" in t] == [f"tle.{spec.name}.default"]
     args = resized(9)
-    for a, b in zip(outputs(exported.module()(*args)), outputs(spec.op(*args)), strict=True):
+    for a, b in zip(outputs(exported.module()(*tensors_of(args))), outputs(spec.op(*args)), strict=True):
         assert_same_bits(a, b)
 
 
@@ -241,11 +267,15 @@ def test_compile(spec, backend):
         if spec.diff and want[spec.output].requires_grad:
             cotangent = torch.randn_like(want[spec.output])
             grads = [torch.autograd.grad(o[spec.output], leaves(spec, args), cotangent) for o in (got, want)]
-            torch.testing.assert_close(*grads, equal_nan=True)
+            for a, b in zip(*grads, strict=True):  # sums may run in another order
+                assert (a - b).norm() <= 1e-5 * b.norm(), sample.id
 
 
 def batches(t: Tensor) -> list[Tensor]:
-    return [t, t.flip(-1) if t.dim() else t, t]
+    if t.dim() == 0:
+        return [t, t, t]
+    flipped = t.view(torch.uint8).flip(-1).view(t.dtype) if fp8(t) else t.flip(-1)
+    return [t, flipped, t]
 
 
 @per_op([s for s in SPECS if s.vmap])
