@@ -258,7 +258,7 @@ def save_chart(result: Result, path: pathlib.Path) -> None:
 
     blocks, kinds, decibels = grid(result.chained)
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
-    picture = left.imshow(decibels, cmap="viridis", aspect="auto")
+    picture = left.imshow(decibels.numpy(), cmap="viridis", aspect="auto")
     left.set_xticks(range(len(kinds)), kinds, rotation=30, ha="right")
     left.set_yticks(range(len(blocks)), blocks)
     for (row, column), value in ((divmod(i, len(kinds)), v) for i, v in enumerate(decibels.flatten().tolist())):
@@ -268,12 +268,13 @@ def save_chart(result: Result, path: pathlib.Path) -> None:
     left.set_title("Output of each linear layer, in the FP8 model")
 
     pair = torch.triu_indices(len(result.exact), len(result.exact), 1)
-    exact, fp8 = ((e @ e.t())[pair[0], pair[1]] for e in (result.exact, result.fp8))
-    right.plot([exact.min(), exact.max()], [exact.min(), exact.max()], color="0.6", linewidth=1, zorder=0)
+    exact, fp8 = ((e @ e.t())[pair[0], pair[1]].numpy() for e in (result.exact, result.fp8))
+    ends = [exact.min(), exact.max()]
+    right.plot(ends, ends, color="0.6", linewidth=1, zorder=0)
     right.scatter(exact, fp8, s=6, alpha=0.4)
     right.set_xlabel("cosine similarity, float32")
     right.set_ylabel("cosine similarity, FP8")
-    right.set_title(f"All {len(exact)} pairs of sentences, largest difference {(exact - fp8).abs().max():.3f}")
+    right.set_title(f"All {len(exact)} pairs of sentences, largest difference {abs(exact - fp8).max():.3f}")
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

@@ -1,11 +1,12 @@
-"""examples/: the FP8 linear layer against its definition, the encoder against PyTorch's, the demo with the real model."""
+"""examples/: the FP8 linear layer against its definition, the encoder against PyTorch's, the demo as a whole."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from fp8_linear import Fp8Linear, checkpoint_bytes, linears, multiplies_codes, quantize, sqnr_db, weight_bytes
 from minilm import Encoder, Layer
-from torch import Tensor, nn
 
 TINY = {
     "hidden_size": 256,
@@ -20,9 +21,9 @@ TINY = {
 
 
 def round_blocks(t: Tensor, rows: int) -> Tensor:
-    """[M, N] -> what FP8 codes with one scale per block of `rows` x 128 leave of it, in plain PyTorch. Padding with zeros
-    changes no scale."""
+    """[M, N] -> what FP8 codes with one scale per block of `rows` x 128 leave of it, in plain PyTorch."""
     M, N = t.shape
+    # Zeros at the edge change no scale.
     t = F.pad(t, (0, -N % 128, 0, -M % rows))
     blocks = t.unflatten(1, (-1, 128)).unflatten(0, (-1, rows))  # [M / rows, rows, N / 128, 128]
     amax = blocks.abs().amax((1, 3), keepdim=True).clamp_min(1e-4)
@@ -140,7 +141,7 @@ def test_float32_embeddings_are_the_published_models(demo):
 def test_demo(demo, device, tmp_path, capsys):
     chart = tmp_path / "chart.png"
     result = demo.main(["--device", device, "--output", str(chart)])
-    # Codes of 4 significant bits and their scales cost some 30 dB a layer; inside the model the noise of the layers adds up.
+    # Codes of 4 significant bits leave some 30 dB; inside the model the noise of all layers before adds up.
     assert min(result.alone.values()) > 25
     assert min(result.chained.values()) > 17
     assert result.cosine.min() > 0.995
