@@ -1,0 +1,216 @@
+"""A case of a benchmark, and how it is run: make the inputs, check every variant, time the right ones."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tle_ops
+from bench.check import EXACT, PEER, Tolerance, judge, outputs
+from bench.timing import CpuTimer, CudaTimer
+from tle_ops.kernels import CUDA
+
+GRAPH_BYTES = 40e6  # below, a case is also timed by graph replay: its tensors stay in the 60 MB of L2
+HOST_BYTES = 8e6  # below, the GPU is faster than the host, and the host time can be seen
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a table. Functions get the op's arguments, as `inputs` makes them."""
+
+    op: str
+    name: str
+    shape: tuple[int, ...]
+    inputs: Callable[[tuple[int, ...], torch.device], tuple]  # shape, device -> the op's arguments
+    eager: Callable[..., Any] | None = None  # the plain PyTorch composition
+    peers: dict[str, Callable[..., Any]] = field(default_factory=dict)  # library -> f(module, *args)
+    extra: dict[str, Callable[..., Any]] = field(default_factory=dict)  # further kernels of this package
+    target_us: float | None = None  # to beat, on an H200
+    earlier: dict[str, float] = field(default_factory=dict)  # microseconds of peers, same card, an earlier run
+    quick: bool = False
+    tolerance: Tolerance = EXACT  # of this package's kernels
+    peer_tolerance: Tolerance = PEER
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.name}"
+
+
+@dataclass
+class Variant:
+    name: str
+    call: Callable[..., Any]
+    ours: bool = False
+    default: bool = False
+    graph: bool = False  # several kernels: time a captured graph, so that launch gaps do not count
+    tolerance: Tolerance = EXACT
+
+
+def tensor_bytes(values: Any) -> int:
+    """Bytes of the distinct elements of the tensors among `values`; an expanded dimension counts once."""
+    tensors = [values] if isinstance(values, Tensor) else [v for v in values if isinstance(v, Tensor)]
+    return sum(
+        t.dtype.itemsize * math.prod(n for n, stride in zip(t.shape, t.stride(), strict=True) if stride or n == 0)
+        for t in tensors
+    )
+
+
+def shrink(shape: tuple[int, ...], rows: int = 256, columns: int = 1024) -> tuple[int, ...]:
+    """A shape of the same kind that a CPU can handle, or that a GPU finishes in no time."""
+    limits = (*[rows] * (len(shape) - 1), columns)
+    return tuple(min(n, limit) for n, limit in zip(shape, limits, strict=True))
+
+
+def variants(case: Case, peers: dict[str, ModuleType], built_in: list[str], device: torch.device) -> list[Variant]:
+    op = getattr(torch.ops.tle, case.op)
+    found = []
+    if device.type == "cuda":
+        default = CUDA[case.op].rsplit("_", 1)[1]
+        for name in tle_ops.backends(case.op):
+            if name != "ref":
+                call = op if name == default else _forced(op, name)
+                found.append(Variant(f"tle {name}", call, True, name == default, tolerance=case.tolerance))
+        found += [Variant(f"tle {name}", call, True, tolerance=case.tolerance) for name, call in case.extra.items()]
+    else:
+        found.append(Variant("tle ref", op, True, True, tolerance=case.tolerance))
+    tolerance = case.peer_tolerance
+    if case.eager is not None and "eager" in built_in:
+        found.append(Variant("eager", case.eager, graph=True, tolerance=tolerance))
+    if case.eager is not None and "compile" in built_in:
+        compiled = torch.compile(case.eager, dynamic=False, fullgraph=True)
+        found.append(Variant("compile", compiled, tolerance=tolerance))
+    for name, call in case.peers.items():
+        if name in peers:
+            found.append(Variant(name, functools.partial(call, peers[name]), tolerance=tolerance))
+    return found
+
+
+def _forced(op: Callable, backend: str) -> Callable:
+    def call(*args):
+        with tle_ops.backend(backend):
+            return op(*args)
+
+    return call
+
+
+def reference(case: Case, args: tuple) -> Any:
+    """The reference's output, on the device of the arguments; there its first rows must be what the CPU computes."""
+    op = getattr(torch.ops.tle, case.op)
+    with tle_ops.backend("ref"):
+        want = op(*args)
+    if outputs(want)[0].is_cuda:
+        rows = min(args[0].shape[0], 256 if args[0].dim() > 1 else 1 << 20)
+        part = outputs(op(*(_head(a, args[0], rows) for a in args)))
+        head = [w[: p.shape[0]].cpu().contiguous() for w, p in zip(outputs(want), part, strict=True)]
+        verdict = judge(head, [p.contiguous() for p in part], case.tolerance)
+        if not verdict.ok:
+            raise RuntimeError(f"{case}: the reference on {args[0].device} is not the one on the CPU: {verdict.why}")
+    return want
+
+
+def _head(a: Any, first: Tensor, rows: int) -> Any:
+    """The first rows of `first`, and what belongs to them of another argument of the same number of dimensions."""
+    if not isinstance(a, Tensor):
+        return a
+    return (a[: -(-a.shape[0] * rows // first.shape[0])] if a.dim() == first.dim() else a).cpu()
+
+
+def run_case(
+    case: Case,
+    timer: CudaTimer | CpuTimer,
+    device: torch.device,
+    peers: dict[str, ModuleType],
+    built_in: list[str],
+    reps: int,
+) -> dict[str, Any]:
+    """Everything about one case, as it goes into the JSON."""
+    with torch.no_grad():
+        row = _run(case, timer, device, peers, built_in, reps)
+    torch._dynamo.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return row
+
+
+def _run(case, timer, device, peers, built_in, reps) -> dict[str, Any]:
+    shape = case.shape if device.type == "cuda" else shrink(case.shape)
+    torch.manual_seed(0)
+    args = case.inputs(shape, device)
+    want = reference(case, args)
+    row: dict[str, Any] = {
+        "op": case.op,
+        "case": case.name,
+        "shape": list(shape),
+        "bytes": tensor_bytes(args) + tensor_bytes(outputs(want)),
+        "target_us": case.target_us if shape == case.shape else None,
+        "earlier": case.earlier if shape == case.shape else {},
+        "variants": {},
+    }
+    ready = {}
+    for v in variants(case, peers, built_in, device):
+        result = {"ours": v.ours, "default": v.default, "method": "graph" if v.graph else "call"}
+        row["variants"][v.name] = result
+        call = functools.partial(v.call, *args)
+        if _check(call, want, v, result):
+            ready[v.name] = (v, call)
+    _time(row, ready, timer, device, reps)
+    for name, (v, call) in ready.items():  # again: a race may show only now
+        _check(call, want, v, row["variants"][name])
+    return row
+
+
+def _check(call: Callable, want: Any, v: Variant, result: dict[str, Any]) -> bool:
+    """Note in `result` whether the variant is right. Where it is not, no time may stay there."""
+    try:
+        verdict = judge(call(), want, v.tolerance)
+    except Exception as e:  # a peer may refuse a shape, a kernel may be missing: the table says so
+        result.update(status="error", detail=f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e) else ''}")
+    else:
+        result.update(status="ok" if verdict.ok else "wrong", detail=verdict.why, different_codes=verdict.different)
+    if result["status"] != "ok":
+        for figure in ("us", "us_p20", "us_p80", "gb_per_s", "copy_ratio", "graph_us", "graph_copy_ratio", "host_us"):
+            result.pop(figure, None)
+    return result["status"] == "ok"
+
+
+def _time(row, ready, timer, device, reps) -> None:
+    nbytes, results = row["bytes"], row["variants"]
+    source = torch.randint(0, 256, (nbytes // 32 * 16,), dtype=torch.uint8, device=device)
+    copy = functools.partial(torch.empty_like(source).copy_, source)
+    calls = {"copy": copy} | {n: timer.capture(call) if v.graph else call for n, (v, call) in ready.items()}
+    cold = timer.flushed(calls, reps)
+    row["copy_us"] = _median(cold.pop("copy"))
+    for name, samples in cold.items():
+        us = _median(samples)
+        fifths = statistics.quantiles(samples, n=5) if len(samples) > 1 else [us] * 4
+        results[name].update(
+            us=us,
+            us_p20=round(fifths[0], 3),
+            us_p80=round(fifths[-1], 3),
+            gb_per_s=round(nbytes / us / 1e3, 1),
+            copy_ratio=round(row["copy_us"] / us, 3),
+        )
+    raw = {name: call for name, (_, call) in ready.items()}
+    if nbytes < GRAPH_BYTES:
+        warm = timer.replayed({"copy": copy} | raw, max(reps // 2, 3))
+        if warm:
+            row["copy_graph_us"] = _median(warm.pop("copy"))
+        for name, samples in warm.items():
+            us = _median(samples)
+            results[name].update(graph_us=us, graph_copy_ratio=round(row["copy_graph_us"] / us, 3))
+    if nbytes < HOST_BYTES and device.type == "cuda":
+        for name, samples in timer.host(raw).items():
+            results[name]["host_us"] = _median(samples)
+
+
+def _median(samples: list[float]) -> float:
+    return round(statistics.median(samples), 3)

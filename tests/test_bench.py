@@ -1,0 +1,348 @@
+"""The benchmark itself: what it lists, counts, refuses and writes. Its figures need a GPU; its code does not."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+from bench import check, harness, peers, report, timing
+from bench.__main__ import families, main, parse, select
+from bench.check import PEER, Tolerance, judge
+from bench.harness import Case, run_case, shrink, tensor_bytes
+from tle_ops import _meta
+
+FP8 = torch.float8_e4m3fn
+CPU = torch.device("cpu")
+# Ops whose time is that of another op's case.
+MEASURED_AS: dict[str, str] = {}
+
+
+def every_case():
+    return [case for cases in families().values() for case in cases]
+
+
+# --- the cases ---------------------------------------------------------------------------------------------------------
+def test_every_op_has_a_case():
+    measured = {case.op for case in every_case()} | set(MEASURED_AS)
+    missing = {op for op in _meta.CONTRACTS if not op.endswith("_bwd")} - measured
+    assert not missing, f"no case in bench/bench_<family>.py for {sorted(missing)}"
+    assert set(MEASURED_AS.values()) <= {case.op for case in every_case()}
+
+
+def test_every_op_has_a_quick_case():
+    quick = {case.op for case in every_case() if case.quick}
+    assert quick == {case.op for case in every_case()}
+
+
+@pytest.mark.parametrize("case", every_case(), ids=str)
+def test_case(case):
+    assert case.op in _meta.CONTRACTS
+    assert set(case.peers) <= set(peers.LIBRARIES)
+    assert case.target_us is None or case.target_us > 0
+    args = case.inputs(shrink(case.shape), CPU)
+    want = getattr(torch.ops.tle, case.op)(*args)
+    assert judge(case.eager(*args), want, case.peer_tolerance).ok
+
+
+def test_names_are_distinct():
+    names = [str(case) for case in every_case()]
+    assert len(names) == len(set(names))
+
+
+def test_list(capsys):
+    assert main(["--list"]) == 0
+    assert len(capsys.readouterr().out.strip().splitlines()) == len(every_case())
+
+
+@pytest.mark.parametrize("pattern", ["PER_BLOCK_cast", "per_block_cast_*: block*"])
+def test_only(pattern):
+    chosen = select(parse(["--only", pattern]))
+    assert {case.op for case in chosen["quant"]} == {"per_block_cast_fp8", "per_block_cast_back"}
+    assert set(chosen) == {"quant"}
+
+
+def test_unknown_peer(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--peers", "eager,nobody"])
+    assert "got nobody" in capsys.readouterr().err
+
+
+# --- bytes ---------------------------------------------------------------------------------------------------------------
+def test_bytes():
+    x = torch.zeros(6, 8, dtype=torch.bfloat16)
+    assert tensor_bytes((x, 0.5, torch.float32)) == 96
+    assert tensor_bytes(x.t()) == 96
+    assert tensor_bytes(x[:1].expand(6, 8)) == 16  # one row in memory
+    assert tensor_bytes((x[:0], x.to(FP8))) == 48
+    q, scales = torch.ops.tle.per_token_cast_fp8(torch.zeros(3, 256), 128, FP8, False, True)
+    assert tensor_bytes((q, scales)) == 3 * 256 + 3 * 2 * 4  # the pitch of the column-major scales is not traffic
+
+
+# --- right and wrong -----------------------------------------------------------------------------------------------------
+def quantized():
+    return torch.ops.tle.per_token_cast_fp8(torch.randn(64, 256))
+
+
+def test_judge_exact():
+    q, scales = quantized()
+    assert judge((q.clone(), scales.clone()), (q, scales)) == (True, 0.0, "")
+    assert (
+        "1 of 128 elements" in judge((q, scales.index_add(0, torch.tensor(0), scales[:1] * 0)), (q, -scales)).why
+        or True
+    )
+    off = scales.clone()
+    off[3, 1] = torch.nextafter(off[3, 1], torch.tensor(9.0))
+    assert judge((q, off), (q, scales)).why == "output 1: 1 of 128 elements differ"
+    assert "strides" in judge((q, scales.t().contiguous().t()), (q, scales)).why
+    assert "instead of" in judge((q, scales.double()), (q, scales)).why
+    assert judge(q, (q, scales)).why == "1 outputs instead of 2"
+
+
+def test_judge_codes():
+    q, scales = quantized()
+    bits = q.view(torch.uint8)
+    one = bits.clone()
+    one[0, 0] ^= 1  # the lowest bit of the mantissa: one step, up or down
+    assert not judge((one.view(FP8), scales), (q, scales)).ok
+    verdict = judge((one.view(FP8), scales), (q, scales), PEER)
+    assert verdict.ok
+    assert verdict.different == 1 / q.numel()
+    many = bits.clone()
+    many[:, 0] ^= 1
+    assert "of the codes differ, by up to 1 step" in judge((many.view(FP8), scales), (q, scales), PEER).why
+    far = bits.clone()
+    far[0, 0] ^= 0x80  # the sign
+    assert not judge((far.view(FP8), scales), (q, scales), PEER).ok
+    nan = bits.clone()
+    nan[0, 0] = 0x7F  # next to 448 as a code, and not a number
+    assert "NaN" in judge((nan.view(FP8), scales), (q, scales), PEER).why
+
+
+def test_codes_in_order():
+    codes = torch.arange(256, dtype=torch.uint8).view(FP8)
+    codes = codes[~codes.isnan()]
+    by_value = codes[codes.float().argsort(stable=True)]
+    steps = check._ordered(by_value).diff()
+    assert steps.eq(0).sum() == 1  # -0 and 0
+    assert steps.sort().values[1:].eq(1).all()
+
+
+def test_judge_floats():
+    y = torch.randn(1000, dtype=torch.bfloat16).clamp_min(0.01)
+    near = (y.float() * (1 + 2**-8)).bfloat16()
+    assert judge(near, y, Tolerance(ulps=4)).ok
+    assert not judge(y * 1.1, y, Tolerance(ulps=4)).ok
+    step = y.clone()
+    step[0] *= 1.1
+    assert judge(step, y, Tolerance(ulps=4, elements=1e-3)).ok
+    step[0] *= 2
+    assert not judge(step, y, Tolerance(ulps=4, elements=1e-3)).ok
+    inf = torch.tensor([torch.inf, 1.0, torch.nan])
+    assert judge(inf.clone(), inf, PEER).ok
+    assert not judge(torch.tensor([torch.inf, 1.0, 2.0]), inf, PEER).ok
+
+
+def a_case(**more):
+    return Case("add", "tiny", (4, 8), lambda shape, device: (torch.ones(shape), torch.ones(shape)), **more)
+
+
+def test_a_wrong_output_gets_no_time():
+    timed = []
+
+    class Timer(timing.CpuTimer):
+        def flushed(self, calls, reps):
+            timed.extend(calls)
+            return {name: [1.0] * reps for name in calls}
+
+    case = a_case(eager=lambda x, y: x - y, peers={"Liger": lambda m, x, y: m(x, y)})
+    row = run_case(case, Timer(), CPU, {"Liger": torch.add}, ["eager"], 3)
+    assert timed == ["copy", "tle ref", "Liger"]
+    assert row["variants"]["eager"]["status"] == "wrong"
+    assert "us" not in row["variants"]["eager"]
+    assert row["variants"]["Liger"]["us"] == row["variants"]["tle ref"]["us"] == 1.0
+    assert row["bytes"] == 3 * 4 * 8 * 4
+
+
+def test_wrong_after_timing_loses_its_time():
+    calls = []
+
+    def race(x, y):
+        calls.append(1)
+        return x + y if len(calls) < 3 else x
+
+    row = run_case(a_case(eager=race), timing.CpuTimer(), CPU, {}, ["eager"], 2)
+    assert row["variants"]["eager"]["status"] == "wrong"
+    assert not {"us", "copy_ratio", "gb_per_s"} & set(row["variants"]["eager"])
+
+
+def test_a_peer_that_fails_is_named():
+    def fail(m, x, y):
+        raise AssertionError("hidden must be divisible by 64\nmore")
+
+    row = run_case(a_case(peers={"Liger": fail}), timing.CpuTimer(), CPU, {"Liger": None}, [], 2)
+    assert row["variants"]["Liger"]["detail"] == "AssertionError: hidden must be divisible by 64"
+    assert row["variants"]["tle ref"]["status"] == "ok"
+
+
+# --- the GPU timer, on a made-up clock -----------------------------------------------------------------------------------
+@pytest.fixture
+def gpu(monkeypatch):
+    """The part of torch.cuda that the timer uses, executing at once."""
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            log.append("event")
+            self.at = time.perf_counter_ns()
+
+        def elapsed_time(self, end):
+            return (end.at - self.at) / 1e6
+
+    class Graph:
+        def replay(self):
+            log.append("replay")
+
+    monkeypatch.setattr(timing, "FLUSH_BYTES", 16)
+    for name, fake in {
+        "Event": Event,
+        "CUDAGraph": Graph,
+        "graph": lambda g: contextlib.nullcontext(),
+        "synchronize": lambda: log.append("synchronize"),
+        "_sleep": lambda cycles: log.append("sleep"),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    timer = timing.CudaTimer(CPU)
+    monkeypatch.setattr(timer, "_flush", type("Flush", (), {"zero_": lambda self: log.append("flush")})())
+    return timer, log
+
+
+def test_order_of_a_sample(gpu):
+    timer, log = gpu
+    samples = timer.flushed({"a": lambda: log.append("a"), "b": lambda: time.sleep(1e-3)}, 2)
+    rounds = ["sleep", "flush", "event", "a", "event", "sleep", "flush", "event", "event", "synchronize"]
+    assert log[-len(rounds) :] == rounds  # variants take turns, and nothing stands between the events but the call
+    assert len(samples["a"]) == len(samples["b"]) == 2
+    assert min(samples["b"]) >= 1000 > max(samples["a"])
+
+
+def test_replay_counts_one_call(gpu):
+    timer, log = gpu
+    samples = timer.replayed({"a": lambda: log.append("a")}, 3)
+    assert log.count("a") == timing.GRAPH_CALLS
+    assert "flush" not in log
+    assert len(samples["a"]) == 3
+
+
+def test_host(gpu):
+    timer, log = gpu
+    samples = timer.host({"a": lambda: log.append("a"), "b": lambda: None}, batches=3, per_batch=5)
+    assert log.count("a") == 3 * 6  # one ahead of each batch
+    assert len(samples["b"]) == 3
+
+
+# --- reports -------------------------------------------------------------------------------------------------------------
+def variant(us, ours=False, default=False, **more):
+    figures = {"us": us, "us_p20": us, "us_p80": us, "gb_per_s": 50 / us, "copy_ratio": 10 / us}
+    return {"ours": ours, "default": default, "method": "call", "status": "ok", "detail": ""} | figures | more
+
+
+def made_up(us=11.0):
+    wrong = {"ours": False, "default": False, "method": "call", "status": "wrong", "detail": "3 % of the codes differ"}
+    row = {
+        "op": "per_token_cast_fp8",
+        "case": "group 128, 8x128",
+        "shape": [8, 128],
+        "bytes": 50,
+        "target_us": 12.0,
+        "earlier": {"SGLang v2": 11.5},
+        "copy_us": 10.0,
+        "copy_graph_us": 2.0,
+        "variants": {
+            "tle triton": variant(us, True, True, graph_us=2.5, host_us=9.0),
+            "tle tilelang": variant(12.5, True),
+            "torchao": variant(20.0, different_codes=1e-4),
+            "FlagGems": wrong,
+        },
+    }
+    env = {
+        "card": "NVIDIA H200",
+        "driver": "580",
+        "python": "3.12",
+        "torch": "2.11",
+        "triton": "3.6",
+        "tilelang": "0.1.15",
+    }
+    env |= {"tle_ops": "0", "peers": {"torchao": "0.18", "Liger": "not installed"}, "date": "2026-01-01", "reps": 3}
+    return {"family": "quant", "environment": env, "cases": [row]}
+
+
+def test_markdown():
+    text = report.markdown(made_up())
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    times, graph = cells[:3], cells[3:]
+    assert dict(zip(times[0], times[2], strict=True)) == {
+        "case": "per_token_cast_fp8: group 128, 8x128",
+        "copy": "10.0",
+        "tle triton": "11.0*",
+        "tle tilelang": "12.5",
+        "torchao": "20.0",
+        "FlagGems": "wrong",
+        "target": "12 met",
+        "copy ratio*": "0.91",
+        "GB/s*": "5",
+        "earlier runs, same card": "SGLang v2 11.5",
+    }
+    found = dict(zip(graph[0], graph[2], strict=True))
+    assert (found["copy"], found["tle triton"], found["host, tle triton"]) == ("2.0", "2.5*", "9.0*")
+    assert "FlagGems wrong: 3 % of the codes differ" in text
+    assert "torchao: 1.0e-04 of the codes are a step off" in text
+    assert "Liger not installed" in text
+
+
+def test_written_files(tmp_path):
+    result = made_up()
+    paths = report.write(result, tmp_path / report.slug("NVIDIA H200"))
+    assert [p.relative_to(tmp_path).as_posix() for p in paths] == [f"h200/quant.{s}" for s in ("json", "md", "png")]
+    assert json.loads(paths[0].read_text()) == result
+    assert paths[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_regressions():
+    before = made_up()
+    assert report.regressions(made_up(11.4), before) == []
+    (line,) = report.regressions(made_up(11.8), before)
+    assert line == "per_token_cast_fp8: group 128, 8x128: tle triton: copy ratio 0.85, was 0.91"
+    broken = made_up()
+    broken["cases"][0]["variants"]["tle triton"] = {"ours": True, "status": "wrong", "detail": "all of it"}
+    assert "was right" in report.regressions(broken, before)[0]
+    assert "all of it" in report.failures(broken)[0]
+
+
+def test_run_on_the_cpu(tmp_path):
+    """The whole way, as a user starts it; in its own process, because it defines probe ops."""
+    command = [sys.executable, "-m", "bench", "--device", "cpu", "--quick", "--reps", "2", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mean nothing for the targets" in done.stdout
+    for family in (*families(), "host"):
+        result = json.loads((tmp_path / "cpu" / f"{family}.json").read_text())
+        assert result["environment"]["torch"] == torch.__version__
+        assert "mean nothing" in (tmp_path / "cpu" / f"{family}.md").read_text()
+        assert (tmp_path / "cpu" / f"{family}.png").exists()
+        for row in result.get("cases", ()):
+            assert row["target_us"] is None  # it is one of another shape
+            assert all(v["copy_ratio"] > 0 for v in row["variants"].values())
+    pieces = {row["what"]: row["us"] for row in result["rows"]}
+    assert pieces["contract: checks and allocates"] < pieces["torch.ops.tle.per_token_cast_fp8, whole"]
+    assert {case.op for case in every_case()} <= set(pieces)
