@@ -111,8 +111,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def finish(result: dict[str, Any], options: argparse.Namespace, console: Console) -> list[str]:
-    """Print and write a family's result. Returns what is bad about it: a kernel of this package that is wrong, fails, or
-    is slower than the baseline says."""
+    """Print and write a family's result. Returns what is bad about it: kernels of this package that are wrong, fail, or
+    are slower than the baseline says."""
     for table in report.tables(result):
         console.print(table)
     for note in report.problems(result):

@@ -192,7 +192,7 @@ def problems(result: dict[str, Any]) -> list[str]:
                 notes.append(f"{row['op']}: {row['case']}: {name} {v['status']}: {v['detail']}")
             elif v.get("different_codes"):
                 notes.append(
-                    f"{row['op']}: {row['case']}: {name}: {v['different_codes']:.1e} of the codes differ by a step"
+                    f"{row['op']}: {row['case']}: {name}: {v['different_codes']:.1e} of the codes are a step off"
                 )
     return notes
 
