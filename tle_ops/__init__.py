@@ -6,6 +6,9 @@ Importing the package registers the operators. It imports neither Triton nor Til
 from tle_ops import _register
 from tle_ops._dispatch import backend, backends, explain
 from tle_ops.ops.elementwise import add, scale_cast
+from tle_ops.ops.fused import add_rms_norm_per_token_cast_fp8, rms_norm_per_token_cast_fp8, swiglu_per_token_cast_fp8
+from tle_ops.ops.moe import moe_align
+from tle_ops.ops.norm import add_rms_norm, layer_norm, rms_norm
 from tle_ops.ops.quant import (
     fake_quant_fp8,
     per_block_cast_back,
@@ -15,21 +18,46 @@ from tle_ops.ops.quant import (
     per_token_cast_back,
     per_token_cast_fp8,
 )
+from tle_ops.ops.rope import rope
+from tle_ops.ops.scan import compact, cumsum, histogram
+from tle_ops.ops.swiglu import geglu, geglu_packed, swiglu, swiglu_packed
+from tle_ops.ops.tile import extract_tile, insert_tile
+from tle_ops.ops.topk import topk, topk_gate, topk_selector
 
 __version__ = "0.1.0"
 __all__ = [
     "add",
+    "add_rms_norm",
+    "add_rms_norm_per_token_cast_fp8",
     "backend",
     "backends",
+    "compact",
+    "cumsum",
     "explain",
+    "extract_tile",
     "fake_quant_fp8",
+    "geglu",
+    "geglu_packed",
+    "histogram",
+    "insert_tile",
+    "layer_norm",
+    "moe_align",
     "per_block_cast_back",
     "per_block_cast_fp8",
     "per_channel_cast_back",
     "per_channel_cast_fp8",
     "per_token_cast_back",
     "per_token_cast_fp8",
+    "rms_norm",
+    "rms_norm_per_token_cast_fp8",
+    "rope",
     "scale_cast",
+    "swiglu",
+    "swiglu_packed",
+    "swiglu_per_token_cast_fp8",
+    "topk",
+    "topk_gate",
+    "topk_selector",
 ]
 
 _register.register_all()

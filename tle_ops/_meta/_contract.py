@@ -13,6 +13,9 @@ AMAX_FLOOR = 1e-4  # the least amax of a group: a group of zeros gets a small sc
 FLOATS = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
 FLOAT_NAMES = "float32, bfloat16, float16 or float64"
 FP8_NAMES = "float8_e4m3fn or float8_e5m2"
+INTEGERS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
+INTEGER_NAMES = "bool, uint8, int8, int16, int32 or int64"
+NUMBER_NAMES = "float32, bfloat16, float16, float64, bool, uint8, int8, int16, int32 or int64"
 
 
 class Contract(NamedTuple):
@@ -78,3 +81,21 @@ def require_dim(op: str, argument: str, x: Tensor, least: int) -> None:
         raise ValueError(
             f"{op}: {argument} must have at least {least} dimension{'s' * (least > 1)}, got shape {shape_text(x.shape)}"
         )
+
+
+def require_number(op: str, argument: str, x: Tensor) -> None:
+    if x.dtype not in FLOATS and x.dtype not in INTEGERS:
+        raise TypeError(f"{op}: {argument} must be {NUMBER_NAMES}, got {dtype_name(x.dtype)}")
+
+
+def wrap_dim(op: str, x: Tensor, dim: int) -> int:
+    """`dim` counted from the front; a 0-D tensor has one dimension to name, as in PyTorch."""
+    rank = max(x.dim(), 1)
+    if not -rank <= dim < rank:
+        raise ValueError(f"{op}: dim must be in [{-rank}, {rank - 1}], got {dim}")
+    return dim % rank
+
+
+def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """What an op computes in: float64 if it is given float64 anywhere, else float32."""
+    return torch.float64 if any(t is not None and t.dtype is torch.float64 for t in tensors) else torch.float32

@@ -4,9 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tle_ops.autograd import elementwise, quant
+from tle_ops.autograd import elementwise, fused, moe, norm, quant, rope, scan, swiglu, tile, topk
 from tle_ops.autograd._formula import Formula
 
-FORMULAS: dict[str, Formula] = {**elementwise.FORMULAS, **quant.FORMULAS}
+FORMULAS: dict[str, Formula] = {
+    **elementwise.FORMULAS,
+    **fused.FORMULAS,
+    **moe.FORMULAS,
+    **norm.FORMULAS,
+    **quant.FORMULAS,
+    **rope.FORMULAS,
+    **scan.FORMULAS,
+    **swiglu.FORMULAS,
+    **tile.FORMULAS,
+    **topk.FORMULAS,
+}
 # op -> (info, in_dims, *args) -> (outputs, out_dims)
-VMAP: dict[str, Callable] = {**elementwise.VMAP, **quant.VMAP}
+VMAP: dict[str, Callable] = {
+    **elementwise.VMAP,
+    **fused.VMAP,
+    **moe.VMAP,
+    **norm.VMAP,
+    **quant.VMAP,
+    **rope.VMAP,
+    **scan.VMAP,
+    **swiglu.VMAP,
+    **tile.VMAP,
+    **topk.VMAP,
+}

@@ -1,0 +1,49 @@
+"""Scans in plain PyTorch: the definition of each op, and its CPU kernel. No step waits for the device."""
+
+import torch
+from torch import Tensor
+
+from tle_ops._meta import cumsum_dtype
+
+
+def cumsum(x: Tensor, dim: int = -1, reverse: bool = False, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    dtype = cumsum_dtype(x.dtype, dtype)
+    wide = _accumulator(x.dtype, dtype)
+    if x.dim() == 0:
+        return torch.zeros((), dtype=dtype, device=x.device), x.to(wide).to(dtype, copy=True)
+    x = x.to(wide)
+    n = x.shape[dim]
+    if n == 0:
+        return x.to(dtype, copy=True), x.sum(dim, dtype=dtype)
+    inclusive = torch.cumsum(x.flip(dim) if reverse else x, dim, dtype=wide)
+    # Shifted, not `inclusive - x`: inf - inf would be NaN.
+    zero = torch.zeros_like(inclusive.narrow(dim, 0, 1))
+    exclusive = torch.cat([zero, inclusive.narrow(dim, 0, n - 1)], dim)
+    exclusive = exclusive.flip(dim) if reverse else exclusive
+    return exclusive.to(dtype).contiguous(), inclusive.select(dim, n - 1).to(dtype, copy=True).contiguous()
+
+
+def _accumulator(x: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+    """The type that sums are made in: wider than 16-bit floats, and of the result's kind."""
+    if not dtype.is_floating_point:
+        return torch.int64 if dtype == torch.int64 else torch.int32  # narrower results wrap, as they would themselves
+    return torch.float64 if torch.float64 in (x, dtype) else torch.float32
+
+
+def compact(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    N = x.shape[-1]
+    rank = torch.cumsum(mask, -1)  # [.., N] int64, inclusive
+    count = rank[..., -1].int() if N else torch.zeros(x.shape[:-1], dtype=torch.int32, device=x.device)
+    target = torch.where(mask, rank - 1, N)  # what is not wanted goes to one slot past the end
+    columns = torch.arange(N, device=x.device).expand(x.shape)
+    packed = x.new_zeros((*x.shape[:-1], N + 1)).scatter_(-1, target, x)
+    indices = target.new_full((*x.shape[:-1], N + 1), -1).scatter_(-1, target, columns)
+    return packed[..., :N].contiguous(), indices[..., :N].contiguous(), count.contiguous()
+
+
+def histogram(x: Tensor, bins: int) -> Tensor:
+    x = x.long()
+    target = torch.where((x >= 0) & (x < bins), x, bins)  # what lies outside goes to one bin past the end
+    counts = torch.zeros((*x.shape[:-1], bins + 1), dtype=torch.int32, device=x.device)
+    ones = torch.ones((), dtype=torch.int32, device=x.device).expand(x.shape)
+    return counts.scatter_add_(-1, target, ones)[..., :bins].contiguous()
