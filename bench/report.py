@@ -88,7 +88,7 @@ def _names(result: dict[str, Any]) -> list[str]:
 def _table(title: str, style: box.Box, columns: list[str]) -> Table:
     table = Table(title=title if style is not box.MARKDOWN else None, box=style)
     for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left")
+        table.add_column(column, justify="right" if i and not column.startswith("earlier") else "left")
     return table
 
 
@@ -216,12 +216,44 @@ def chart(result: dict[str, Any], path: pathlib.Path) -> None:
             )
             for row in result["cases"]
         ]
-        label = "copy ratio: time of a copy of the same bytes / time of the op (more is better, the line is a copy)"
-    bars = sum(len(values) + 1 for _, values, _ in groups)
-    figure, axes = plt.subplots(figsize=(11, max(2.5, 0.19 * bars + 1)), layout="constrained")
+        label = "copy ratio = time of a copy of the same bytes / time of the op; longer is better, the line is the copy"
+    columns = _columns(groups)
+    height = max(map(_bars, columns))
+    size = (7 * len(columns), 0.19 * height + 1.5)
+    figure, panels = plt.subplots(1, len(columns), figsize=size, squeeze=False, layout="constrained")
     ours = [name for name in dict.fromkeys(n for _, values, _ in groups for n in values) if name not in COLORS]
     colors = COLORS | dict(zip(ours, OURS * (len(ours) // len(OURS) + 1), strict=False))
-    y, ticks = 0.0, []
+    for axes, column in zip(panels[0], columns, strict=True):
+        _panel(axes, column, colors)
+        axes.set_ylim(height - 1, -1)  # downwards, and bars of one size in all columns
+        if result["family"] != "host":
+            axes.axvline(1.0, color="black", lw=1)
+    figure.suptitle(f"{result['family']}, {result['environment']['card']}\n{label}", fontsize=10)
+    if result["family"] != "host":
+        labelled = {n: h for axes in panels[0] for h, n in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.legend(labelled.values(), labelled.keys(), fontsize=8, loc="outside lower center", ncols=5)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _bars(groups: list[tuple]) -> int:
+    return sum(len(values) + 1 for _, values, _ in groups)  # and a gap
+
+
+def _columns(groups: list[tuple], most: int = 70) -> list[list[tuple]]:
+    """The groups in columns of about equal length, of `most` bars or a little more."""
+    total = _bars(groups)
+    count = -(-total // most)
+    columns: list[list[tuple]] = [[] for _ in range(count)]
+    before = 0
+    for group in groups:
+        columns[before * count // total].append(group)
+        before += _bars([group])
+    return columns
+
+
+def _panel(axes: Any, groups: list[tuple], colors: dict[str, str]) -> None:
+    y, ticks = 0, []
     for name, values, target in groups:
         top = y
         for variant, value in values.items():
@@ -233,17 +265,7 @@ def chart(result: dict[str, Any], path: pathlib.Path) -> None:
         ticks.append(((top + y - 1) / 2, name))
         y += 1
     axes.set_yticks([t for t, _ in ticks], [name for _, name in ticks], fontsize=7)
-    axes.invert_yaxis()
-    axes.margins(y=0.01)
-    axes.set_xlabel(label, fontsize=8)
-    axes.set_title(f"{result['family']}, {result['environment']['card']}", fontsize=10)
-    if result["family"] != "host":
-        axes.axvline(1.0, color="black", lw=1)
-        handles, labels = axes.get_legend_handles_labels()
-        unique = dict(zip(labels, handles, strict=True))
-        axes.legend(unique.values(), unique.keys(), fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    axes.tick_params(axis="x", labelsize=7)
 
 
 # --- against an earlier result ---------------------------------------------------------------------------------------
