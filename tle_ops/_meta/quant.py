@@ -61,15 +61,26 @@ def per_token_cast_fp8(
     column_major_scales: bool = False,
 ) -> tuple[Tensor, Tensor]:
     require_float("per_token_cast_fp8", "x", x)
-    require_fp8("per_token_cast_fp8", "dtype", dtype)
-    _require_group_size("per_token_cast_fp8", group_size)
     require_dim("per_token_cast_fp8", "x", x, 1)
-    shape = x.shape
-    q = torch.empty(shape, dtype=dtype, device=x.device)
+    return token_codes("per_token_cast_fp8", x.shape, x.device, group_size, dtype, column_major_scales)
+
+
+def token_codes(
+    op: str,
+    shape: Sequence[int | torch.SymInt],
+    device: torch.device,
+    group_size: int,
+    dtype: torch.dtype,
+    column_major_scales: bool,
+) -> tuple[Tensor, Tensor]:
+    """Codes and scales for x of `shape`, alone or behind another op."""
+    require_fp8(op, "dtype", dtype)
+    _require_group_size(op, group_size)
+    q = torch.empty(shape, dtype=dtype, device=device)
     scales_shape = (*shape[:-1], num_groups(shape[-1], group_size))
     if not column_major_scales:
-        return q, _scales(x, scales_shape)
-    return q, torch.empty_strided(scales_shape, column_major_strides(shape[:-1]), dtype=torch.float32, device=x.device)
+        return q, torch.empty(scales_shape, dtype=torch.float32, device=device)
+    return q, torch.empty_strided(scales_shape, column_major_strides(shape[:-1]), dtype=torch.float32, device=device)
 
 
 def column_major_strides(rows: Sequence[int | torch.SymInt]) -> list[int | torch.SymInt]:
