@@ -285,7 +285,9 @@ def test_vmap(spec):
     for sample in spec.samples(F32):
         tensors = [i for i, a in enumerate(sample.args) if isinstance(a, Tensor)]
         for dims in spec.vmap:
-            if any(d is not None and d > sample.args[i].dim() for i, d in zip(tensors, dims, strict=True)):
+            if len(dims) != len(tensors) or any(
+                d is not None and d > sample.args[i].dim() for i, d in zip(tensors, dims, strict=True)
+            ):
                 continue
             in_dims, stacked, single = (
                 [None] * len(sample.args),

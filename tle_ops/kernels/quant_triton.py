@@ -1,0 +1,463 @@
+"""FP8 quantization in Triton: the same kernels for groups of every shape.
+
+A matrix [B, M, N] is cut into regions of rows x cols elements, and a region is walked in tiles of BLOCK_R x BLOCK_C:
+
+    AXIS 1  token groups    a group is 1 x cols     a region is BLOCK_R groups, one below the other
+    AXIS 0  channel groups  a group is rows x 1     a region is BLOCK_C groups, side by side
+    AXIS 2  blocks          a group is rows x cols  a region is one group
+
+A program takes a region. If that is one tile, x is read once; longer groups are read twice, the second time from the
+cache. Where there are too few of those to fill the GPU, many programs share a region: `_amax_kernel` goes first.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tle_ops import _meta
+from tle_ops._meta import AMAX_FLOOR, FP8_MAX
+from tle_ops.kernels._triton import amax_bits, kernel, quotient, scale_of
+
+_TILE = 4096  # elements of a tile: 32 per thread of 4 warps, so 8 KiB of bfloat16 in flight per program
+_LONGEST = 16384  # elements of a group that is still held in registers
+_FEW = 264  # programs: two for each multiprocessor of an H200
+_CODE = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
+_GEOMETRY = ("M", "N", "tiles_m", "tiles_n", "tiles", "rows", "cols", "x_b", "x_m", "x_n", "s_b", "s_m", "s_n")
+
+
+# --- device functions --------------------------------------------------------------------------------------------------
+@triton.jit
+def _region(pid, M, N, tiles_m, tiles_n, rows, cols, FLAT: tl.constexpr):
+    """Region number pid: batch b, region (i, j) of that matrix, first row and column, the extent inside the matrix."""
+    if FLAT:  # one region beside the other: no divisions
+        b, i, j = pid * 0, pid, pid * 0
+    else:
+        j = pid % tiles_n
+        pid = pid // tiles_n
+        b, i = pid // tiles_m, pid % tiles_m
+    b, i, j = b.to(tl.int64), i.to(tl.int64), j.to(tl.int64)
+    r0, c0 = i * rows, j * cols
+    return b, i, j, r0, c0, tl.minimum(rows, M - r0), tl.minimum(cols, N - c0)
+
+
+@triton.jit
+def _tile(t, cols, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, ONE_TILE: tl.constexpr):
+    """Rows and columns, within the region, of its tile number t."""
+    r = tl.arange(0, BLOCK_R)[:, None].to(tl.int64)  # [BLOCK_R, 1]
+    c = tl.arange(0, BLOCK_C)[None, :].to(tl.int64)  # [1, BLOCK_C]
+    if not ONE_TILE:
+        across = tl.cdiv(cols, BLOCK_C)
+        r += t // across * BLOCK_R
+        c += t % across * BLOCK_C
+    return r, c
+
+
+@triton.jit
+def _load(x_ptr, b, r0, c0, r, c, height, width, x_b, x_m, x_n, FULL_C: tl.constexpr):
+    """A tile in float32, zeros outside the region, and which of it is inside."""
+    mask = (r < height) & (c >= 0) if FULL_C else (r < height) & (c < width)
+    x = tl.load(x_ptr + b * x_b + (r0 + r) * x_m + (c0 + c) * x_n, mask=mask, other=0.0)
+    return x.to(tl.float32), mask
+
+
+@triton.jit
+def _reduce(x, AXIS: tl.constexpr):
+    """amax of the tile's groups, as bits, in the shape that broadcasts: [BLOCK_R, 1], [1, BLOCK_C] or [1, 1]."""
+    if AXIS == 1:
+        return amax_bits(x, 1)[:, None]
+    if AXIS == 0:
+        return amax_bits(x, 0)[None, :]
+    return tl.max(amax_bits(x, 1), axis=0) + tl.zeros((1, 1), tl.int32)
+
+
+@triton.jit
+def _scale_offsets(b, i, j, r, c, s_b, s_m, s_n, AXIS: tl.constexpr):
+    """Where the scales of rows r and columns c (absolute) lie, in the shape of `_reduce`."""
+    if AXIS == 1:
+        return b * s_b + r * s_m + j * s_n
+    if AXIS == 0:
+        return b * s_b + i * s_m + c * s_n
+    return b * s_b + i * s_m + j * s_n + tl.zeros((1, 1), tl.int64)
+
+
+@triton.jit
+def _scale_mask(r, c, height, width, AXIS: tl.constexpr):
+    if AXIS == 1:
+        return r < height
+    if AXIS == 0:
+        return c < width
+    return tl.full((1, 1), True, tl.int1)
+
+
+@triton.jit
+def _encode(x, scale, dtype: tl.constexpr, CODE: tl.constexpr, DEQUANTIZE: tl.constexpr):
+    """Codes of x, or with DEQUANTIZE their values."""
+    inverse = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+    q = quotient(x, scale, inverse).to(CODE)
+    if DEQUANTIZE:
+        return (q.to(tl.float32) * scale).to(dtype)
+    return q
+
+
+# --- kernels -----------------------------------------------------------------------------------------------------------
+@triton.jit
+def _aligned(n):
+    return tl.multiple_of(n, 16)
+
+
+@kernel(*_GEOMETRY)
+def _amax_kernel(
+    x_ptr,  # [B, M, N], strides x_b, x_m, x_n
+    bits_ptr,  # int32, zeros, in the layout of the scales: receives each group's amax, as bits
+    M: tl.int64,
+    N: tl.int64,
+    tiles_m: tl.int32,  # regions, down and across
+    tiles_n: tl.int32,
+    tiles: tl.int32,  # of a region
+    rows: tl.int64,  # of a region
+    cols: tl.int64,
+    x_b: tl.int64,
+    x_m: tl.int64,
+    x_n: tl.int64,
+    s_b: tl.int64,
+    s_m: tl.int64,
+    s_n: tl.int64,
+    AXIS: tl.constexpr,
+    FLAT: tl.constexpr,
+    FULL_C: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    if ALIGNED:
+        N, cols, x_b, x_m, x_n = _aligned(N), _aligned(cols), _aligned(x_b), _aligned(x_m), 1
+    pid = tl.program_id(0)
+    b, i, j, r0, c0, height, width = _region(pid // tiles, M, N, tiles_m, tiles_n, rows, cols, FLAT)
+    r, c = _tile(pid % tiles, cols, BLOCK_R, BLOCK_C, False)
+    x, _ = _load(x_ptr, b, r0, c0, r, c, height, width, x_b, x_m, x_n, FULL_C)
+    where = _scale_offsets(b, i, j, r0 + r, c0 + c, s_b, s_m, s_n, AXIS)
+    # A maximum of integers: the order in which programs arrive does not matter.
+    tl.atomic_max(bits_ptr + where, _reduce(x, AXIS), mask=_scale_mask(r, c, height, width, AXIS))
+
+
+@kernel(*_GEOMETRY)
+def _cast_kernel(
+    x_ptr,  # [B, M, N], strides x_b, x_m, x_n
+    q_ptr,  # [B, M, N], contiguous: codes, or with DEQUANTIZE their values
+    scales_ptr,  # strides s_b, s_m, s_n
+    bits_ptr,  # with SHARED: from _amax_kernel
+    M: tl.int64,
+    N: tl.int64,
+    tiles_m: tl.int32,  # regions, down and across
+    tiles_n: tl.int32,
+    tiles: tl.int32,  # of a region
+    rows: tl.int64,  # of a region
+    cols: tl.int64,
+    x_b: tl.int64,
+    x_m: tl.int64,
+    x_n: tl.int64,
+    s_b: tl.int64,
+    s_m: tl.int64,
+    s_n: tl.int64,
+    AXIS: tl.constexpr,
+    FLAT: tl.constexpr,
+    FULL_C: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    CODE: tl.constexpr,
+    FP8_MAX: tl.constexpr,
+    UE8M0: tl.constexpr,
+    DEQUANTIZE: tl.constexpr,
+    ONE_TILE: tl.constexpr,
+    SHARED: tl.constexpr,
+):
+    if ALIGNED:
+        N, cols, x_b, x_m, x_n = _aligned(N), _aligned(cols), _aligned(x_b), _aligned(x_m), 1
+    pid = tl.program_id(0)
+    first = 0
+    if SHARED:
+        first = pid % tiles
+        pid = pid // tiles
+    b, i, j, r0, c0, height, width = _region(pid, M, N, tiles_m, tiles_n, rows, cols, FLAT)
+    r, c = _tile(first, cols, BLOCK_R, BLOCK_C, ONE_TILE)
+    mine = _scale_mask(r, c, height, width, AXIS)
+    where = _scale_offsets(b, i, j, r0 + r, c0 + c, s_b, s_m, s_n, AXIS)
+    x, mask = _load(x_ptr, b, r0, c0, r, c, height, width, x_b, x_m, x_n, FULL_C)  # [BLOCK_R, BLOCK_C]
+    if SHARED:
+        bits = tl.load(bits_ptr + where, mask=mine, other=0)
+        mine = mine & (first == 0)
+    else:
+        bits = _reduce(x, AXIS)
+        if not ONE_TILE:
+            for t in range(1, tiles):
+                r, c = _tile(t, cols, BLOCK_R, BLOCK_C, False)
+                x, mask = _load(x_ptr, b, r0, c0, r, c, height, width, x_b, x_m, x_n, FULL_C)
+                bits = tl.maximum(bits, _reduce(x, AXIS))
+    scale = scale_of(bits, FP8_MAX, UE8M0)
+    if not DEQUANTIZE:
+        tl.store(scales_ptr + where, scale, mask=mine)
+
+    if ONE_TILE or SHARED:
+        q = _encode(x, scale, q_ptr.dtype.element_ty, CODE, DEQUANTIZE)
+        tl.store(q_ptr + (b * M + r0 + r) * N + c0 + c, q, mask=mask)
+    else:
+        for t in range(0, tiles):
+            r, c = _tile(t, cols, BLOCK_R, BLOCK_C, False)
+            x, mask = _load(x_ptr, b, r0, c0, r, c, height, width, x_b, x_m, x_n, FULL_C)
+            q = _encode(x, scale, q_ptr.dtype.element_ty, CODE, DEQUANTIZE)
+            tl.store(q_ptr + (b * M + r0 + r) * N + c0 + c, q, mask=mask)
+
+
+@kernel(*_GEOMETRY)
+def _cast_back_kernel(
+    q_ptr,  # [B, M, N], strides x_b, x_m, x_n
+    y_ptr,  # [B, M, N], contiguous
+    scales_ptr,  # strides s_b, s_m, s_n
+    M: tl.int64,
+    N: tl.int64,
+    tiles_m: tl.int32,  # regions, down and across
+    tiles_n: tl.int32,
+    tiles: tl.int32,  # of a region
+    rows: tl.int64,  # of a region
+    cols: tl.int64,
+    x_b: tl.int64,
+    x_m: tl.int64,
+    x_n: tl.int64,
+    s_b: tl.int64,
+    s_m: tl.int64,
+    s_n: tl.int64,
+    AXIS: tl.constexpr,
+    FLAT: tl.constexpr,
+    FULL_C: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    ONE_TILE: tl.constexpr,
+):
+    if ALIGNED:
+        N, cols, x_b, x_m, x_n = _aligned(N), _aligned(cols), _aligned(x_b), _aligned(x_m), 1
+    pid = tl.program_id(0)
+    part = 0
+    if not ONE_TILE:
+        part = pid % tiles
+        pid = pid // tiles
+    b, i, j, r0, c0, height, width = _region(pid, M, N, tiles_m, tiles_n, rows, cols, FLAT)
+    r, c = _tile(part, cols, BLOCK_R, BLOCK_C, ONE_TILE)
+    q, mask = _load(q_ptr, b, r0, c0, r, c, height, width, x_b, x_m, x_n, FULL_C)
+    where = _scale_offsets(b, i, j, r0 + r, c0 + c, s_b, s_m, s_n, AXIS)
+    scale = tl.load(scales_ptr + where, mask=_scale_mask(r, c, height, width, AXIS), other=0.0)
+    tl.store(y_ptr + (b * M + r0 + r) * N + c0 + c, (q * scale).to(y_ptr.dtype.element_ty), mask=mask)
+
+
+# --- geometry ------------------------------------------------------------------------------------------------------------
+class _Plan(NamedTuple):
+    regions: int
+    tiles: int  # of a region
+    scalars: tuple
+    constants: tuple
+    num_warps: int
+
+
+_TOKEN, _CHANNEL, _BLOCK = 1, 0, 2  # AXIS
+
+
+@functools.lru_cache(4096)  # a third of a launch otherwise
+def _plan(axis: int, size: int, shape: tuple, x_strides: tuple, s_strides: tuple) -> _Plan | None:
+    """How the kernels walk x of this shape and layout in groups or blocks of `size`; None if its leading dimensions cannot
+    be merged into one without a copy. s_strides: of the scales, [] if there are none."""
+    N, x_n = shape[-1], x_strides[-1]
+    if axis == _BLOCK:
+        (B, x_b), (M, x_m) = _merge(shape[:-2], x_strides[:-2]), (shape[-2], x_strides[-2])
+    else:
+        (B, x_b), (M, x_m) = (1, 0), _merge(shape[:-1], x_strides[:-1])
+    if x_b is None or x_m is None:
+        return None
+    s_b, s_m, s_n = s_strides or (0, 0, 0)
+    contiguous = x_n == 1 and (M == 1 or x_m == N) and (B == 1 or x_b == M * N)
+    flat = False
+    if axis == _TOKEN:
+        cols = N if size == -1 else min(size, N)
+        groups = -(-N // cols)
+        flat = (
+            N % cols == 0 and contiguous and (not s_strides or (s_m == groups or M == 1) and (s_n == 1 or groups == 1))
+        )
+        if flat:  # every group becomes a row of its own
+            M, N, x_m, s_m, s_n = M * groups, cols, cols, 1, 0
+        block_c = min(triton.next_power_of_2(cols), _LONGEST)
+        rows = block_r = max(1, _TILE // block_c)
+    elif axis == _CHANNEL:
+        rows = M if size == -1 else size
+        block_r = min(triton.next_power_of_2(size), 256) if size > 0 else 256
+        cols = block_c = 64 if block_r >= 64 else min(1024, _TILE // block_r)
+    else:
+        rows = cols = size
+        block_r = block_c = triton.next_power_of_2(size)
+        if block_r * block_c > _LONGEST:
+            block_r, block_c = 64, 256
+    tiles_m, tiles_n = -(-M // rows), -(-N // cols)
+    tiles = -(-rows // block_r) * -(-cols // block_c)
+    aligned = x_n == 1 and all(n % 16 == 0 for n in (N, x_b, x_m, cols))
+    full = N % cols == 0 and cols % block_c == 0
+    return _Plan(
+        B * tiles_m * tiles_n,
+        tiles,
+        (M, N, tiles_m, tiles_n, tiles, rows, cols, x_b, x_m, x_n, s_b, s_m, s_n),
+        (axis, flat, full, aligned, block_r, block_c),
+        min(max(block_r * block_c // 1024, 1), 8),
+    )
+
+
+def _merge(sizes: tuple, strides: tuple) -> tuple[int, int | None]:
+    """Dimensions as one: its size and stride, None if no stride reaches all of them."""
+    size, stride = 1, 0
+    for n, s in zip(reversed(sizes), reversed(strides), strict=True):
+        if n == 1:
+            continue
+        if size == 1:
+            size, stride = n, s
+        elif s == size * stride:
+            size *= n
+        else:
+            return math.prod(sizes), None
+    return size, stride
+
+
+def _merged_strides(t: Tensor, dims: int) -> tuple | None:
+    """Strides of [batch, rows, columns] of the scales, of which the last `dims` stay and the rest are merged."""
+    lead = t.dim() - dims
+    size, stride = _merge(t.shape[:lead], t.stride()[:lead])
+    if stride is None:
+        return None
+    return (stride, *t.stride()[lead:]) if dims == 2 else (0, stride, *t.stride()[lead:])
+
+
+def _planned(axis: int, size: int, x: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None, _Plan]:
+    """The plan, with x and scales copied where their layout has no plan."""
+    s_strides = ()
+    if scales is not None:
+        s_strides = _merged_strides(scales, 1 if axis == _TOKEN else 2)
+        if s_strides is None:
+            scales = scales.contiguous()
+            s_strides = _merged_strides(scales, 1 if axis == _TOKEN else 2)
+    plan = _plan(axis, size, x.shape, x.stride(), s_strides)
+    if plan is None:
+        x = x.contiguous()
+        plan = _plan(axis, size, x.shape, x.stride(), s_strides)
+    return x, scales, plan
+
+
+# --- launchers -----------------------------------------------------------------------------------------------------------
+def _cast(axis: int, size: int, x: Tensor, q: Tensor, scales: Tensor | None, dtype: torch.dtype, ue8m0: bool) -> None:
+    """Quantize x into q and scales; without scales, q receives the values of the codes."""
+    if q.numel() == 0:
+        if scales is not None and scales.numel():  # one group per row, and no columns
+            scales.fill_(_scale_of_nothing(dtype, ue8m0))
+        return
+    x, _, plan = _planned(axis, size, x, scales)
+    what = (_CODE[dtype], FP8_MAX[dtype], ue8m0, scales is None)
+    target = q if scales is None else scales  # a pointer that is not used
+    if plan.tiles == 1:
+        constants = (*plan.constants, *what, True, False)
+        _cast_kernel(plan.regions, (x, q, target, target), plan.scalars, constants, plan.num_warps)
+    elif plan.regions >= _FEW:
+        constants = (*plan.constants, *what, False, False)
+        _cast_kernel(plan.regions, (x, q, target, target), plan.scalars, constants, plan.num_warps)
+    else:
+        _cast_shared(axis, size, x, q, scales, what)
+
+
+def _cast_shared(axis: int, size: int, x: Tensor, q: Tensor, scales: Tensor | None, what: tuple) -> None:
+    """Long groups, too few to fill the GPU with one program each."""
+    if scales is None:
+        groups = _meta.num_groups(x.shape[-1], size)
+        bits = torch.zeros((*x.shape[:-1], groups), dtype=torch.int32, device=x.device)
+        target = q
+    else:
+        bits = torch.zeros_like(scales, dtype=torch.int32)  # keeps the strides, unless memory would stay unused
+        target = scales
+    if scales is not None and bits.stride() != scales.stride():
+        bits = torch.empty_strided(scales.shape, scales.stride(), dtype=torch.int32, device=x.device).zero_()
+    x, _, plan = _planned(axis, size, x, bits)
+    grid = plan.regions * plan.tiles
+    _amax_kernel(grid, (x, bits), plan.scalars, plan.constants, plan.num_warps)
+    constants = (*plan.constants, *what, False, True)
+    _cast_kernel(grid, (x, q, target, bits), plan.scalars, constants, plan.num_warps)
+
+
+@functools.cache
+def _scale_of_nothing(dtype: torch.dtype, ue8m0: bool) -> float:
+    scale = (torch.tensor(AMAX_FLOOR) / torch.tensor(FP8_MAX[dtype])).item()  # in float32
+    mantissa, exponent = math.frexp(scale)
+    return math.ldexp(1.0, exponent - (mantissa == 0.5)) if ue8m0 else scale
+
+
+def _cast_back(axis: int, size: int, q: Tensor, scales: Tensor, y: Tensor) -> Tensor:
+    if y.numel():
+        q, scales, plan = _planned(axis, size, q, scales)
+        one = plan.tiles == 1
+        _cast_back_kernel(
+            plan.regions * plan.tiles, (q, y, scales), plan.scalars, (*plan.constants, one), plan.num_warps
+        )
+    return y
+
+
+def per_token_cast_fp8(
+    x: Tensor,
+    group_size: int = 128,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    scale_ue8m0: bool = False,
+    column_major_scales: bool = False,
+) -> tuple[Tensor, Tensor]:
+    q, scales = _meta.per_token_cast_fp8(x, group_size, dtype, scale_ue8m0, column_major_scales)
+    _cast(_TOKEN, group_size, x, q, scales, dtype, scale_ue8m0)
+    return q, scales
+
+
+def per_token_cast_back(
+    q: Tensor, scales: Tensor, group_size: int = 128, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    return _cast_back(_TOKEN, group_size, q, scales, _meta.per_token_cast_back(q, scales, group_size, dtype))
+
+
+def per_block_cast_fp8(
+    x: Tensor, block_size: int = 128, dtype: torch.dtype = torch.float8_e4m3fn, scale_ue8m0: bool = False
+) -> tuple[Tensor, Tensor]:
+    q, scales = _meta.per_block_cast_fp8(x, block_size, dtype, scale_ue8m0)
+    _cast(_BLOCK, block_size, x, q, scales, dtype, scale_ue8m0)
+    return q, scales
+
+
+def per_block_cast_back(
+    q: Tensor, scales: Tensor, block_size: int = 128, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    return _cast_back(_BLOCK, block_size, q, scales, _meta.per_block_cast_back(q, scales, block_size, dtype))
+
+
+def per_channel_cast_fp8(
+    x: Tensor, group_size: int = 128, dtype: torch.dtype = torch.float8_e4m3fn, scale_ue8m0: bool = False
+) -> tuple[Tensor, Tensor]:
+    q, scales = _meta.per_channel_cast_fp8(x, group_size, dtype, scale_ue8m0)
+    _cast(_CHANNEL, group_size, x, q, scales, dtype, scale_ue8m0)
+    return q, scales
+
+
+def per_channel_cast_back(
+    q: Tensor, scales: Tensor, group_size: int = 128, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    return _cast_back(_CHANNEL, group_size, q, scales, _meta.per_channel_cast_back(q, scales, group_size, dtype))
+
+
+def fake_quant_fp8(
+    x: Tensor, group_size: int = 128, dtype: torch.dtype = torch.float8_e4m3fn, scale_ue8m0: bool = False
+) -> Tensor:
+    y = _meta.fake_quant_fp8(x, group_size, dtype, scale_ue8m0)
+    _cast(_TOKEN, group_size, x, y, None, dtype, scale_ue8m0)
+    return y
