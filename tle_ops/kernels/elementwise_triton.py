@@ -18,10 +18,11 @@ _DIMS = 4  # of a strided sum, after neighbouring dimensions have been merged
 def _sum(x, y, dtype: tl.constexpr, BOOL: tl.constexpr):
     if BOOL:
         return ((x != 0) | (y != 0)).to(dtype)
-    if dtype.is_floating():  # each input is rounded to the common type first, as in PyTorch
+    elif dtype.is_floating():  # each input is rounded to the common type first, as in PyTorch
         x, y = x.to(tl.float32).to(dtype), y.to(tl.float32).to(dtype)
         return (x.to(tl.float32) + y.to(tl.float32)).to(dtype)
-    return x.to(dtype) + y.to(dtype)
+    else:
+        return x.to(dtype) + y.to(dtype)
 
 
 @kernel("n")

@@ -72,9 +72,10 @@ def _reduce(x, AXIS: tl.constexpr):
     """amax of the tile's groups, as bits, in the shape that broadcasts: [BLOCK_R, 1], [1, BLOCK_C] or [1, 1]."""
     if AXIS == 1:
         return amax_bits(x, 1)[:, None]
-    if AXIS == 0:
+    elif AXIS == 0:
         return amax_bits(x, 0)[None, :]
-    return tl.max(amax_bits(x, 1), axis=0) + tl.zeros((1, 1), tl.int32)
+    else:
+        return tl.max(amax_bits(x, 1), axis=0) + tl.zeros((1, 1), tl.int32)
 
 
 @triton.jit
@@ -82,18 +83,20 @@ def _scale_offsets(b, i, j, r, c, s_b, s_m, s_n, AXIS: tl.constexpr):
     """Where the scales of rows r and columns c (absolute) lie, in the shape of `_reduce`."""
     if AXIS == 1:
         return b * s_b + r * s_m + j * s_n
-    if AXIS == 0:
+    elif AXIS == 0:
         return b * s_b + i * s_m + c * s_n
-    return b * s_b + i * s_m + j * s_n + tl.zeros((1, 1), tl.int64)
+    else:
+        return b * s_b + i * s_m + j * s_n + tl.zeros((1, 1), tl.int64)
 
 
 @triton.jit
 def _scale_mask(r, c, height, width, AXIS: tl.constexpr):
     if AXIS == 1:
         return r < height
-    if AXIS == 0:
+    elif AXIS == 0:
         return c < width
-    return tl.full((1, 1), True, tl.int1)
+    else:
+        return tl.full((1, 1), True, tl.int1)
 
 
 @triton.jit
@@ -103,13 +106,15 @@ def _encode(x, scale, dtype: tl.constexpr, CODE: tl.constexpr, DEQUANTIZE: tl.co
     q = quotient(x, scale, inverse).to(CODE)
     if DEQUANTIZE:
         return (q.to(tl.float32) * scale).to(dtype)
-    return q
+    else:
+        return q
 
 
 # --- kernels -----------------------------------------------------------------------------------------------------------
 @triton.jit
 def _aligned(n):
-    return tl.multiple_of(n, 16)
+    """n, known to the compiler as a multiple of 16 (`tl.multiple_of` does not reach the arguments of a kernel)"""
+    return n // 16 * 16
 
 
 @kernel(*_GEOMETRY)
