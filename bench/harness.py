@@ -31,7 +31,9 @@ class Case:
     name: str
     shape: tuple[int, ...]
     inputs: Callable[[tuple[int, ...], torch.device], tuple]  # shape, device -> the op's arguments
-    eager: Callable[..., Any] | None = None  # the plain PyTorch composition
+    eager: Callable[..., Any] | None = (
+        None  # the plain PyTorch composition; None: the reference, and nothing to compile
+    )
     peers: dict[str, Callable[..., Any]] = field(default_factory=dict)  # library -> f(module, *args)
     extra: dict[str, Callable[..., Any]] = field(default_factory=dict)  # further kernels of this package
     target_us: float | None = None  # to beat, on an H200
@@ -39,6 +41,9 @@ class Case:
     quick: bool = False
     tolerance: Tolerance = EXACT  # of this package's kernels
     peer_tolerance: Tolerance = PEER
+    rowwise: bool = True  # the first rows of the outputs depend on those of the inputs alone
+    canonical: Callable[[tuple, Any], Any] | None = None  # args, outputs -> what must agree, where an order is free
+    nbytes: Callable[[tuple, Any], int] | None = None  # args, outputs -> traffic, where it is not every tensor once
 
     def __str__(self) -> str:
         return f"{self.op}: {self.name}"
@@ -75,15 +80,15 @@ def variants(case: Case, peers: dict[str, ModuleType], built_in: list[str], devi
     if device.type == "cuda":
         default = CUDA[case.op].rsplit("_", 1)[1]
         for name in tle_ops.backends(case.op):
-            if name != "ref":
+            if name != "ref" or name == default:
                 call = op if name == default else _forced(op, name)
                 found.append(Variant(f"tle {name}", call, True, name == default, tolerance=case.tolerance))
         found += [Variant(f"tle {name}", call, True, tolerance=case.tolerance) for name, call in case.extra.items()]
     else:
         found.append(Variant("tle ref", op, True, True, tolerance=case.tolerance))
     tolerance = case.peer_tolerance
-    if case.eager is not None and "eager" in built_in:
-        found.append(Variant("eager", case.eager, graph=True, tolerance=tolerance))
+    if "eager" in built_in:
+        found.append(Variant("eager", case.eager or _forced(op, "ref"), graph=True, tolerance=tolerance))
     if case.eager is not None and "compile" in built_in:
         compiled = torch.compile(case.eager, dynamic=False, fullgraph=True)
         found.append(Variant("compile", compiled, tolerance=tolerance))
@@ -106,7 +111,7 @@ def reference(case: Case, args: tuple) -> Any:
     op = getattr(torch.ops.tle, case.op)
     with tle_ops.backend("ref"):
         want = op(*args)
-    if outputs(want)[0].is_cuda:
+    if case.rowwise and outputs(want)[0].is_cuda:
         rows = min(args[0].shape[0], 256 if args[0].dim() > 1 else 1 << 20)
         part = outputs(op(*(_head(a, args[0], rows) for a in args)))
         head = [w[: p.shape[0]].cpu().contiguous() for w, p in zip(outputs(want), part, strict=True)]
@@ -117,10 +122,10 @@ def reference(case: Case, args: tuple) -> Any:
 
 
 def _head(a: Any, first: Tensor, rows: int) -> Any:
-    """The first rows of `first`, and what belongs to them of another argument of the same number of dimensions."""
+    """The first rows of `first`, and what belongs to them of another argument: of a weight [N], all."""
     if not isinstance(a, Tensor):
         return a
-    return (a[: -(-a.shape[0] * rows // first.shape[0])] if a.dim() == first.dim() else a).cpu()
+    return (a[: -(-a.shape[0] * rows // first.shape[0])] if a.dim() >= min(first.dim(), 2) else a).cpu()
 
 
 def run_case(
@@ -150,28 +155,33 @@ def _run(case, timer, device, peers, built_in, reps) -> dict[str, Any]:
         "op": case.op,
         "case": case.name,
         "shape": list(shape),
-        "bytes": tensor_bytes(args) + tensor_bytes(outputs(want)),
-        "target_us": case.target_us if shape == case.shape else None,
-        "earlier": case.earlier if shape == case.shape else {},
+        "bytes": case.nbytes(args, want) if case.nbytes else tensor_bytes(args) + tensor_bytes(outputs(want)),
+        "target_us": case.target_us if device.type == "cuda" else None,
+        "earlier": case.earlier if device.type == "cuda" else {},
         "variants": {},
     }
+    want = canonical(case, args, want)
     ready = {}
     for v in variants(case, peers, built_in, device):
         result = {"ours": v.ours, "default": v.default, "method": "graph" if v.graph else "call"}
         row["variants"][v.name] = result
         call = functools.partial(v.call, *args)
-        if _check(call, want, v, result):
+        if _check(case, args, call, want, v, result):
             ready[v.name] = (v, call)
     _time(row, ready, timer, device, reps)
     for name, (v, call) in ready.items():  # again: a race may show only now
-        _check(call, want, v, row["variants"][name])
+        _check(case, args, call, want, v, row["variants"][name])
     return row
 
 
-def _check(call: Callable, want: Any, v: Variant, result: dict[str, Any]) -> bool:
+def canonical(case: Case, args: tuple, result: Any) -> Any:
+    return case.canonical(args, result) if case.canonical else result
+
+
+def _check(case: Case, args: tuple, call: Callable, want: Any, v: Variant, result: dict[str, Any]) -> bool:
     """Note in `result` whether the variant is right. Where it is not, no time may stay there."""
     try:
-        verdict = judge(call(), want, v.tolerance)
+        verdict = judge(canonical(case, args, call()), want, v.tolerance)
     except Exception as e:  # a peer may refuse a shape, a kernel may be missing: the table says so
         result.update(status="error", detail=f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e) else ''}")
     else:
