@@ -7,8 +7,8 @@ from tests.table import F32, OpSpec, Sample, layouts, randn
 
 
 def _align(_):
-    for layout, ids in layouts(ints(33, 4, high=16)):
-        yield Sample(f"33x4-{layout}", (ids, 16, 8))
+    for layout, ids in layouts(ints(33, 6, high=16)):
+        yield Sample(f"33x6-{layout}", (ids, 16, 8))
     yield Sample("int64", (ints(20, 2, high=8, dtype=torch.int64), 8, 16))
     yield Sample("nowhere", (ints(40, 2, low=-3, high=20), 8, 4))
     yield Sample("all-nowhere", (ints(5, 2, low=-3, high=0), 8, 4))

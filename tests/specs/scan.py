@@ -17,7 +17,8 @@ def _cumsum(dtype):
     yield Sample("dim-0", (randn(33, 9, dtype=dtype), 0, False, None))
     yield Sample("dim-1-of-3-reverse", (randn(3, 40, 5, dtype=dtype), 1, True, None))
     yield Sample("permuted", (randn(3, 4, 40, dtype=dtype).permute(1, 2, 0), 1, False, None))
-    yield Sample("expanded", (randn(1, 40, dtype=dtype).expand(3, 40), -1, False, None))
+    if dtype != F64:  # gradcheck does not perturb elements that share memory
+        yield Sample("expanded", (randn(1, 40, dtype=dtype).expand(3, 40), -1, False, None))
     yield Sample("to-f32", (randn(3, 70, dtype=dtype), -1, False, F32))
     yield Sample("to-f16", (randn(3, 70, dtype=dtype), -1, True, F16))
     yield Sample("to-bf16", (randn(3, 70, dtype=dtype), 0, False, BF16))

@@ -20,7 +20,8 @@ def _extract(dtype):
     yield Sample("1d", (randn(30, dtype=dtype), [4], [6]))
     yield Sample("3d", (randn(4, 6, 8, dtype=dtype), [1, 0, 3], [2, 3, 2]))
     yield Sample("0-d", (randn(dtype=dtype), [], []))
-    yield Sample("expanded", (randn(1, 6, dtype=dtype).expand(4, 6), [1, 1], [2, 3]))
+    if dtype != F64:  # gradcheck does not perturb elements that share memory
+        yield Sample("expanded", (randn(1, 6, dtype=dtype).expand(4, 6), [1, 1], [2, 3]))
 
 
 def _insert(dtype):
@@ -28,7 +29,8 @@ def _insert(dtype):
     for layout, x in layouts(randn(8, 12, dtype=dtype)):
         yield Sample(f"8x12-{layout}", (x, tile, [1, 2]))
     yield Sample("tile-transposed", (randn(8, 12, dtype=dtype), randn(3, 4, dtype=dtype, seed=1).t(), [0, 3]))
-    yield Sample("tile-expanded", (randn(8, 12, dtype=dtype), tile[:1].expand(4, 3), [0, 3]))
+    if dtype != F64:
+        yield Sample("tile-expanded", (randn(8, 12, dtype=dtype), tile[:1].expand(4, 3), [0, 3]))
     yield Sample("whole", (randn(4, 3, dtype=dtype), tile, [0, 0]))
     yield Sample("1d", (randn(30, dtype=dtype), randn(6, dtype=dtype, seed=1), [4]))
     yield Sample("3d", (randn(4, 6, 8, dtype=dtype), randn(2, 3, 2, dtype=dtype, seed=1), [1, 0, 3]))

@@ -25,7 +25,8 @@ def _topk(dtype):
     yield Sample("dim-0", (randn(33, 9, dtype=dtype), 4, 0, True, True))
     yield Sample("dim-1-of-3", (randn(3, 40, 5, dtype=dtype), 4, 1, False, True))
     yield Sample("permuted", (randn(3, 4, 40, dtype=dtype).permute(1, 2, 0), 4, 1, True, True))
-    yield Sample("expanded", (randn(1, 40, dtype=dtype).expand(3, 40), 4, -1, True, True))
+    if dtype != F64:  # gradcheck does not perturb elements that share memory
+        yield Sample("expanded", (randn(1, 40, dtype=dtype).expand(3, 40), 4, -1, True, True))
     yield Sample("1d", (randn(300, dtype=dtype), 20, 0, True, True))
     yield Sample("no-rows", (randn(0, 64, dtype=dtype), 5, -1, True, True))
     yield Sample("no-columns", (randn(3, 0, dtype=dtype), 0, -1, True, True))

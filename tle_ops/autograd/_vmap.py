@@ -18,7 +18,7 @@ def leading(op: str, outputs: int = 1, whole: tuple[int, ...] = ()) -> Callable:
     by_sample = loop(op, outputs)
 
     def rule(info, in_dims, *args):
-        if any(in_dims[i] is not None for i in whole):
+        if any(in_dims[i] is not None for i in whole if i < len(in_dims)):
             return by_sample(info, in_dims, *args)
         batched = [
             a if i in whole or not isinstance(a, Tensor) else front(info, d, a)

@@ -37,7 +37,8 @@ def _cumsum_jvp(ctx, dx, *_):
     return torch.ops.tle.cumsum(dx, ctx.dim, ctx.reverse, ctx.dtype)
 
 
-def _cumsum_vmap(info, in_dims, x: Tensor, dim: int, reverse: bool, dtype: torch.dtype | None):
+# The dispatcher drops arguments that equal the schema's defaults.
+def _cumsum_vmap(info, in_dims, x: Tensor, dim: int = -1, reverse: bool = False, dtype: torch.dtype | None = None):
     x = x.movedim(in_dims[0], 0)
     if x.dim() == 1:  # each sample is one number: a row of length 1
         exclusive, total = torch.ops.tle.cumsum(x[:, None], -1, reverse, dtype)

@@ -30,7 +30,8 @@ def _topk_jvp(ctx, dx, *_):
     return dx.gather(ctx.dim, indices), None
 
 
-def _topk_vmap(info, in_dims, x: Tensor, k: int, dim: int, largest: bool, sorted: bool):
+# The dispatcher drops arguments that equal the schema's defaults.
+def _topk_vmap(info, in_dims, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True):
     x = x.movedim(in_dims[0], 0)
     return torch.ops.tle.topk(x, k, dim if dim < 0 else dim + 1, largest, sorted), (0, 0)
 

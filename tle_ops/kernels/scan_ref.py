@@ -6,6 +6,13 @@ from torch import Tensor
 from tle_ops._meta import cumsum_dtype
 
 
+def dense(t: Tensor) -> Tensor:
+    """t with the strides that `torch.empty` gives: `contiguous()` lets those of dimensions of size 1 be anything."""
+    if t.stride() == t.new_empty(t.shape, device="meta").stride():
+        return t
+    return t.clone(memory_format=torch.contiguous_format)
+
+
 def cumsum(x: Tensor, dim: int = -1, reverse: bool = False, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     dtype = cumsum_dtype(x.dtype, dtype)
     wide = _accumulator(x.dtype, dtype)
@@ -14,13 +21,13 @@ def cumsum(x: Tensor, dim: int = -1, reverse: bool = False, dtype: torch.dtype |
     x = x.to(wide)
     n = x.shape[dim]
     if n == 0:
-        return x.to(dtype, copy=True), x.sum(dim, dtype=dtype)
+        return dense(x.to(dtype, copy=True)), dense(x.sum(dim, dtype=dtype))
     inclusive = torch.cumsum(x.flip(dim) if reverse else x, dim, dtype=wide)
     # Shifted, not `inclusive - x`: inf - inf would be NaN.
     zero = torch.zeros_like(inclusive.narrow(dim, 0, 1))
     exclusive = torch.cat([zero, inclusive.narrow(dim, 0, n - 1)], dim)
     exclusive = exclusive.flip(dim) if reverse else exclusive
-    return exclusive.to(dtype).contiguous(), inclusive.select(dim, n - 1).to(dtype, copy=True).contiguous()
+    return dense(exclusive.to(dtype)), dense(inclusive.select(dim, n - 1).to(dtype, copy=True))
 
 
 def _accumulator(x: torch.dtype, dtype: torch.dtype) -> torch.dtype:
@@ -38,7 +45,7 @@ def compact(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     columns = torch.arange(N, device=x.device).expand(x.shape)
     packed = x.new_zeros((*x.shape[:-1], N + 1)).scatter_(-1, target, x)
     indices = target.new_full((*x.shape[:-1], N + 1), -1).scatter_(-1, target, columns)
-    return packed[..., :N].contiguous(), indices[..., :N].contiguous(), count.contiguous()
+    return dense(packed[..., :N]), dense(indices[..., :N]), dense(count)
 
 
 def histogram(x: Tensor, bins: int) -> Tensor:
@@ -46,4 +53,4 @@ def histogram(x: Tensor, bins: int) -> Tensor:
     target = torch.where((x >= 0) & (x < bins), x, bins)  # what lies outside goes to one bin past the end
     counts = torch.zeros((*x.shape[:-1], bins + 1), dtype=torch.int32, device=x.device)
     ones = torch.ones((), dtype=torch.int32, device=x.device).expand(x.shape)
-    return counts.scatter_add_(-1, target, ones)[..., :bins].contiguous()
+    return dense(counts.scatter_add_(-1, target, ones)[..., :bins])

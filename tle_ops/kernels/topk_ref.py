@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tle_ops.kernels.scan_ref import dense
+
 LOWEST = torch.iinfo(torch.int64).min
 COLUMN = 2**32 - 1  # the bits of the column in a packed key
 SUM_FLOOR = 1e-20  # added to a sum of weights that may be 0, as DeepSeek-V3 does
@@ -19,7 +21,7 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
     columns = _first(x, k, largest)
     if not sorted:
         columns = columns.sort(-1).values
-    return x.gather(-1, columns).movedim(-1, dim).contiguous(), columns.movedim(-1, dim).contiguous()
+    return dense(x.gather(-1, columns).movedim(-1, dim)), dense(columns.movedim(-1, dim))
 
 
 def topk_selector(scores: Tensor, k: int, starts: Tensor | None = None, ends: Tensor | None = None) -> Tensor:
@@ -48,7 +50,8 @@ def topk_gate(
     renormalize: bool = True,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    # Contiguous: torch's sums have another order in another layout.
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).contiguous()
     scores = _scores(wide, scoring)  # [.., E]
     # Without a bias the logits have the order of the scores, free of the ties that rounding makes.
     choice = wide if bias is None else scores + bias.to(wide.dtype)
@@ -64,17 +67,17 @@ def topk_gate(
     weights = scores.gather(-1, columns)
     if renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + SUM_FLOOR)
-    return (weights * scale).float().contiguous(), columns.int().contiguous()
+    return dense((weights * scale).float()), dense(columns.int())
 
 
 def topk_gate_bwd(
     dweights: Tensor, logits: Tensor, indices: Tensor, scoring: str, renormalize: bool, scale: float
 ) -> Tensor:
     wide = torch.promote_types(torch.promote_types(logits.dtype, dweights.dtype), torch.float32)
-    scores = _scores(logits.to(wide), scoring)  # [.., E]
+    scores = _scores(logits.to(wide).contiguous(), scoring)  # [.., E]
     columns = indices.long()
     chosen = scores.gather(-1, columns)  # [.., k]
-    dchosen = dweights.to(wide) * scale
+    dchosen = dweights.to(wide).contiguous() * scale
     if renormalize:
         total = chosen.sum(-1, keepdim=True) + SUM_FLOOR
         dchosen = (dchosen - (dchosen * chosen).sum(-1, keepdim=True) / total) / total
@@ -83,11 +86,14 @@ def topk_gate_bwd(
         dlogits = scores * (dscores - (dscores * scores).sum(-1, keepdim=True))
     else:
         dlogits = dscores * scores * (1 - scores)
-    return dlogits.to(logits.dtype).contiguous()
+    return dense(dlogits.to(logits.dtype))
 
 
 def _scores(logits: Tensor, scoring: str) -> Tensor:
-    return logits.softmax(-1) if scoring == "softmax" else logits.sigmoid()
+    if scoring == "softmax":
+        return logits.softmax(-1)
+    # In float64: torch's vectorised float32 sigmoid and the one at the end of a tensor differ in the last bit.
+    return logits.double().sigmoid().to(logits.dtype)
 
 
 def _first(x: Tensor, k: int, largest: bool = True, where: Tensor | None = None) -> Tensor:
@@ -96,10 +102,10 @@ def _first(x: Tensor, k: int, largest: bool = True, where: Tensor | None = None)
     keys = _keys(x)
     N = x.shape[-1]
     if keys.dtype == torch.int64:  # no room for the column: a stable sort
-        columns = keys.sort(-1, descending=largest, stable=True).indices
+        columns = keys.sort(dim=-1, descending=largest, stable=True).indices
         if where is not None:
             last = ~where.gather(-1, columns)
-            columns = columns.gather(-1, last.byte().sort(-1, stable=True).indices)
+            columns = columns.gather(-1, last.byte().sort(dim=-1, stable=True).indices)
         return columns[..., :k]
     at = torch.arange(N, device=x.device)
     packed = (keys.long() << 32) | (COLUMN - at if largest else at)

@@ -30,7 +30,7 @@ def topk(x: Tensor, k: int, dim: int = -1, *, largest: bool = True, sorted: bool
 
     Differentiable in x through values, forward mode and twice; vmap. Plain PyTorch:
 
-        values, indices = x.sort(dim, descending=largest, stable=True)
+        values, indices = x.sort(dim=dim, descending=largest, stable=True)
         values, indices = values.narrow(dim, 0, k), indices.narrow(dim, 0, k)
 
     up to the sign bits of NaNs, which that sort may heed on CUDA; `torch.topk` itself leaves ties in any order.
@@ -101,7 +101,7 @@ def topk_gate(
     Plain PyTorch (one group):
 
         scores = logits.float().softmax(-1)
-        indices = (scores + bias).sort(-1, descending=True, stable=True).indices[..., :k]
+        indices = (scores + bias).sort(dim=-1, descending=True, stable=True).indices[..., :k]
         weights = scores.gather(-1, indices)
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20) * scale
 
