@@ -43,6 +43,7 @@ class OpSpec:
     compare: (got, want, args), asserts that a kernel's outputs are as good as the reference's; only where `exact` and
         `plain` do not say it.
     scale: (args, cotangent) -> size of the terms that cancel in a gradient; tolerances grow with it.
+    value_scale: args -> the same for the value.
     """
 
     name: str
@@ -59,6 +60,7 @@ class OpSpec:
     errors: tuple[tuple[str, tuple], ...] = ()
     compare: Callable[[tuple, tuple, tuple], None] | None = None
     scale: Callable[[tuple, Tensor], float] = lambda args, cotangent: 0.0
+    value_scale: Callable[[tuple], float] = lambda args: 0.0
 
     @property
     def op(self) -> Any:

@@ -89,15 +89,16 @@ def assert_rounded_once(got: Tensor, truth: Tensor, scale: float = 0.0) -> None:
 def test_values(spec, sample):
     truth = spec.plain(*double(sample.args))
     got = described(spec, spec.op(*sample.args))
-    assert_rounded_once(got, truth.detach().expand(got.shape))
+    assert_rounded_once(got, truth.detach().expand(got.shape), spec.value_scale(sample.args))
 
 
 @each([s for s in DIFFERENTIABLE if F64 in s.dtypes], (F64,))
 def test_gradcheck(spec, sample):
     args = with_grad(spec, sample)
     inputs = leaves(spec, args)
-    if any(t.dtype != F64 for t in inputs) or described(spec, spec.op(*args)).dtype != F64:
-        # Where the op fixes float32 somewhere, the float64 composition is the truth in place of finite differences.
+    shared = any(n > 1 and stride == 0 for t in inputs for n, stride in zip(t.shape, t.stride(), strict=True))
+    if shared or any(t.dtype != F64 for t in inputs) or described(spec, spec.op(*args)).dtype != F64:
+        # Finite differences need float64 throughout, and elements of their own; else the composition is the truth.
         check_gradients(spec, args)
         return
 
@@ -178,6 +179,8 @@ def test_opcheck(spec, sample):
         utilities.append("test_schema")
     torch.library.opcheck(spec.op, sample.args, test_utils=utilities)
     if spec.diff:
+        if fp8(*outputs(spec.op(*sample.args))):  # its loss would sum codes, which PyTorch cannot; see test_compile
+            utilities = ["test_autograd_registration", "test_faketensor"]
         torch.library.opcheck(spec.op, with_grad(spec, sample), test_utils=utilities)
 
 
@@ -301,12 +304,12 @@ def test_vmap(spec):
                     for row, t in zip(single, batches(sample.args[i]), strict=True):
                         row[i] = t
             got = outputs(torch.vmap(lambda *a: spec.op(*a), tuple(in_dims))(*stacked))
-            want = [
-                torch.stack([bits(t) for t in column])
-                for column in zip(*(outputs(spec.op(*a)) for a in single), strict=True)
-            ]
-            for a, b in zip(got, want, strict=True):
-                assert torch.equal(bits(a), b), sample.id
+            for a, *rows in zip(got, *(outputs(spec.op(*a)) for a in single), strict=True):
+                want = torch.stack([bits(t) for t in rows]).view(a.dtype)
+                if spec.exact or fp8(a) or not a.is_floating_point():
+                    assert_same_bits(a, want, sample.id)
+                else:  # a loop's vector part and its tail may round exp differently
+                    torch.testing.assert_close(a, want, rtol=1e-5, atol=1e-5, msg=lambda m, s=sample: f"{s.id}: {m}")
             checked += 1
     assert checked
 

@@ -13,7 +13,9 @@ def gradient_of(forward: Callable[..., Tensor], position: int) -> Callable[..., 
 
     def plain(dy: Tensor, *args):
         with torch.enable_grad():
-            args = [a.detach().requires_grad_() if i == position and not a.requires_grad else a for i, a in enumerate(args)]
+            args = [
+                a.detach().requires_grad_() if i == position and not a.requires_grad else a for i, a in enumerate(args)
+            ]
             return torch.autograd.grad(forward(*args), args[position], dy, create_graph=True)[0]
 
     return plain

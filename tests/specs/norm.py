@@ -1,7 +1,6 @@
 """Specs of rms_norm, add_rms_norm, layer_norm and their backwards."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tests.specs.derivative import gradient_of
@@ -113,11 +112,13 @@ def _layer_bwd(dtype):
 
 
 def _rms_plain(x, weight, eps, offset=0.0, *_):
-    return F.rms_norm(x, x.shape[-1:], None if weight is None else weight + offset, eps) if x.numel() else x * 1
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return y if weight is None else y * (weight + offset)
 
 
 def _layer_plain(x, weight, bias, eps, *_):
-    return F.layer_norm(x, x.shape[-1:], weight, bias, eps) if x.numel() else x * 1
+    y = _rms_plain(x - x.mean(-1, keepdim=True), weight, eps)
+    return y if bias is None else y + bias
 
 
 def _add_rms_bwd_plain(dy, dr, new_residual, weight, eps, offset=0.0, *_):
@@ -156,6 +157,17 @@ def _backward_scale(x_at: int, eps_at: int, centered: bool):
         rstd = _spread(x, args[eps_at], centered)
         weight = args[eps_at - 1]
         return 8 * _top(cotangent) * _top(args[0]) * (_top(weight) + 1) * rstd**2 * _top(x) ** (1 + centered)
+
+    return scale
+
+
+def _value_scale(x_at: int, eps_at: int, centered: bool):
+    """Of dx, by the terms of its formula."""
+
+    def scale(args):
+        x = args[x_at]
+        size = _spread(x, args[eps_at], centered) * _top(x)
+        return _top(args[0]) * (_top(args[eps_at - 1]) + 1) * _spread(x, args[eps_at], centered) * size**centered
 
     return scale
 
@@ -204,6 +216,7 @@ SPECS = [
             ("dweight-dtype", (_X, _X, _W, 1e-6, 0.0, torch.int32)),
         ),
         scale=_backward_scale(1, 3, False),
+        value_scale=_value_scale(1, 3, False),
     ),
     OpSpec(
         "add_rms_norm",
@@ -248,6 +261,7 @@ SPECS = [
             ("weight", (_X, _X, _X, randn(5), 1e-6)),
         ),
         scale=_backward_scale(2, 4, False),
+        value_scale=_value_scale(2, 4, False),
     ),
     OpSpec(
         "layer_norm",
@@ -261,6 +275,7 @@ SPECS = [
         double_backward=True,
         errors=(*_errors(after=(_W, 1e-6)), ("bias", (_X, _W, randn(5), 1e-6))),
         scale=_forward_scale(lambda args: args[0], 1, 3, True),
+        value_scale=lambda args: _top(args[0]) * _spread(args[0], args[3], True) * _top(args[1]) + _top(args[2]),
     ),
     OpSpec(
         "layer_norm_bwd",
@@ -276,5 +291,6 @@ SPECS = [
             ("dbias-dtype", (_X, _X, _W, 1e-6, None, torch.int32)),
         ),
         scale=_backward_scale(1, 3, True),
+        value_scale=_value_scale(1, 3, True),
     ),
 ]

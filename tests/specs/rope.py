@@ -38,12 +38,12 @@ def _rope(dtype):
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """Multiplication of complex numbers"""
     R = 2 * cos.shape[-1]
     head, rest = x[..., :R], x[..., R:]
-    pairs = head.unflatten(-1, (R // 2, 2)) if interleaved else head.unflatten(-1, (2, R // 2)).transpose(-1, -2)
-    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * torch.complex(cos, sin).unsqueeze(-2))
-    turned = turned if interleaved else turned.transpose(-1, -2)
+    pairs = head.unflatten(-1, (R // 2, 2) if interleaved else (2, R // 2))
+    a, b = pairs.unbind(-1 if interleaved else -2)
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1 if interleaved else -2)
     return torch.cat([turned.flatten(-2), rest], -1)
 
 
@@ -76,6 +76,7 @@ _COMMON = {
     "double_backward": True,
     "errors": _ERRORS,
     "scale": _scale,
+    "value_scale": lambda args: _scale(args, args[0]),
 }
 SPECS = [
     OpSpec("rope", _rope, FLOATS, _turned, (0, 1, 2), **_COMMON),

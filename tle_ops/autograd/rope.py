@@ -69,7 +69,7 @@ def _derivatives(forward: str, back: str, sign: int) -> Formula:
 
 
 def _vmap(op: str) -> Callable:
-    def rule(info, in_dims, x, cos, sin, interleaved):
+    def rule(info, in_dims, x, cos, sin, interleaved=False):
         shared = in_dims[1] is None and in_dims[2] is None and cos.dim() == 2
         x = front(info, in_dims[0], x)  # [batch, .., S, H, D]
         if not shared:
