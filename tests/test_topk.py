@@ -1,0 +1,242 @@
+"""topk, topk_selector and topk_gate against a stable sort by NumPy, on scores that break selectors."""
+
+import os
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+import tle_ops
+from tests.table import BF16, F16, F32, F64, assert_same_bits
+
+# TLE_FUZZ=100000 for a long run. An example holds its seed, and a failure prints the example.
+FUZZ = hypothesis.settings(max_examples=int(os.environ.get("TLE_FUZZ", 150)), deadline=None, print_blob=True)
+DTYPES = (F32, BF16, F16, F64, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+KINDS = (
+    "normal",
+    "equal",
+    "two-values",
+    "shared-upper-bits",
+    "relu-zeros",
+    "infinite-padding",
+    "nan-of-either-sign",
+    "denormals",
+    "signed-zeros",
+    "whole-numbers",
+    "random-bits",
+    "ascending",
+)
+
+
+def scores(kind: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+
+    def pick(n):
+        return torch.randint(0, n, shape, generator=g)
+
+    if not dtype.is_floating_point:
+        info = torch.iinfo(torch.uint8 if dtype == torch.bool else dtype)
+        narrow = kind in ("equal", "two-values", "whole-numbers") or dtype == torch.bool
+        low, high = (0, {"equal": 1, "two-values": 2}.get(kind, 2)) if narrow else (info.min, info.max)
+        return torch.randint(low, high, shape, generator=g, dtype=torch.int64).to(dtype)
+    kind_of_bits = BITS[dtype.itemsize]
+    x = torch.randn(shape, generator=g, dtype=F64)
+    if kind == "equal":
+        x = torch.full(shape, 0.25)
+    elif kind == "two-values":
+        x = pick(2) * 1.5 - 0.5
+    elif kind == "shared-upper-bits":  # the order is in the last bits alone
+        base = torch.tensor(1.0, dtype=dtype).view(kind_of_bits)
+        return (base + pick(min(4096, 2 ** (8 * dtype.itemsize - 10))).to(kind_of_bits)).view(dtype)
+    elif kind == "relu-zeros":
+        x = (x - 1).relu()
+    elif kind == "infinite-padding":
+        x = torch.where(pick(3) == 0, x, -torch.inf)
+    elif kind == "denormals":
+        return (pick(60) - 30).to(kind_of_bits).abs().view(dtype) * (1 - 2 * pick(2)).to(dtype)
+    elif kind == "signed-zeros":
+        x = torch.where(pick(2) == 0, 0.0, -0.0) + (pick(9) == 0)
+    elif kind == "whole-numbers":
+        x = (x * 2).round()
+    elif kind == "random-bits":
+        info = torch.iinfo(kind_of_bits)
+        return torch.randint(info.min, info.max, shape, generator=g, dtype=torch.int64).to(kind_of_bits).view(dtype)
+    elif kind == "ascending":
+        x = x.sort(-1).values
+    x = x.to(dtype)
+    if kind == "nan-of-either-sign":
+        nan = torch.tensor([torch.nan], dtype=dtype).view(kind_of_bits)
+        negative = nan | torch.iinfo(kind_of_bits).min
+        x = torch.where(pick(4) == 0, nan, x.view(kind_of_bits))
+        x = torch.where(pick(4) == 0, negative, x).view(dtype)
+    return x
+
+
+def stable_order(x: Tensor, largest: bool) -> Tensor:
+    """[M, N] -> the columns in the order of a stable sort, by numpy.lexsort: NaN above all, ties by column."""
+    v = x.to(F64).numpy() if x.dtype.is_floating_point else x.to(torch.int64).numpy()
+    v = v[:, ::-1] if largest else v  # ties come out reversed from a reversed row, and are reversed back
+    nan = np.isnan(v)
+    order = np.lexsort((np.where(nan, 0, v), nan), axis=-1)
+    return torch.from_numpy((v.shape[-1] - 1 - order)[:, ::-1].copy() if largest else order)
+
+
+problems = st.tuples(
+    st.sampled_from(KINDS),
+    st.integers(0, 2**32 - 1),  # seed
+    st.integers(0, 5),  # rows
+    st.one_of(st.integers(1, 40), st.integers(1, 1100), st.sampled_from([128, 256, 512, 1024, 4096, 4097])),
+    st.floats(0, 1),  # k as a share of the columns
+    st.sampled_from(DTYPES),
+)
+
+
+@FUZZ
+@hypothesis.given(problems, st.booleans(), st.booleans())
+def test_topk_is_the_first_k_of_a_stable_sort(problem, largest, sorted):
+    check_topk(tle_ops.topk, "cpu", problem, largest, sorted)
+
+
+def check_topk(topk, device, problem, largest, sorted):
+    kind, seed, M, N, share, dtype = problem
+    k = round(share * N)
+    x = scores(kind, (M, N), dtype, seed)
+    values, indices = topk(x.to(device), k, largest=largest, sorted=sorted)
+    want = stable_order(x, largest)[:, :k]
+    want = want if sorted else want.sort(-1).values
+    assert_same_bits(indices, want)
+    assert raw_bits(values).equal(raw_bits(x.gather(-1, want)))
+
+
+def raw_bits(t: Tensor) -> Tensor:
+    t = t.cpu().contiguous()
+    return t.view(BITS[t.dtype.itemsize]) if t.dtype.is_floating_point else t
+
+
+@FUZZ
+@hypothesis.given(problems, st.floats(0, 1.5))
+def test_topk_selector_by_its_definition(problem, more):
+    check_selector(tle_ops.topk_selector, "cpu", problem, more)
+
+
+def check_selector(selector, device, problem, more):
+    kind, seed, M, N, share, dtype = problem
+    k = round(share * more * N)
+    x = scores(kind, (M, N), dtype, seed)
+    g = torch.Generator().manual_seed(seed)
+    starts = torch.randint(-N, 2 * N, (M,), generator=g, dtype=torch.int32)  # also reversed, empty, beyond the row
+    ends = starts + torch.randint(-N // 2, 2 * N, (M,), generator=g, dtype=torch.int32)
+    got = selector(x.to(device), k, starts.to(device), ends.to(device)).cpu()
+    assert got.dtype == torch.int32
+    for m in range(M):
+        start, end = (min(max(int(t[m]), 0), N) for t in (starts, ends))
+        order = stable_order(x[m : m + 1, start:end], True)[0] if end > start else torch.zeros(0, dtype=torch.int64)
+        want = (order[:k].sort().values + start).tolist()
+        assert got[m].tolist() == want + [-1] * (k - len(want)), f"row {m}, window [{start}, {end})"
+
+
+def check_against_topk(x: Tensor, k: int, device: str) -> None:
+    values, indices = tle_ops.topk(x.to(device), k)
+    want = stable_order(x, True)[:, :k]
+    assert_same_bits(indices, want)
+    assert_same_bits(values, x.gather(-1, want))
+    assert_same_bits(tle_ops.topk_selector(x.to(device), k), want.sort(-1).values.int())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_rows(kind, device):
+    """Far more candidates at the threshold than a buffer on the chip could hold."""
+    check_against_topk(scores(kind, (2, 131072), F32, 5), 2048, device)
+    check_against_topk(scores(kind, (1, 70001), BF16, 6), 50, device)
+
+
+@pytest.mark.gpu
+@FUZZ
+@hypothesis.given(problems, st.booleans(), st.booleans(), st.floats(0, 1.5))
+def test_fuzz_on_gpu(problem, largest, sorted, more):
+    check_topk(tle_ops.topk, "cuda", problem, largest, sorted)
+    check_selector(tle_ops.topk_selector, "cuda", problem, more)
+
+
+def test_sixteen_million_columns(device):
+    x = scores("normal", (1, 2**24 + 3), F32, 7)
+    x[0, -1] = 100.0
+    values, indices = tle_ops.topk(x.to(device), 1000)
+    order = x[0].argsort(descending=True, stable=True)[:1000]
+    assert_same_bits(indices[0], order)
+    assert_same_bits(values[0], x[0, order])
+
+
+# --- topk_gate -------------------------------------------------------------------------------------------------------
+def gate_by_loops(logits: Tensor, k: int, scoring: str, bias: Tensor | None, groups: int, kept: int) -> list[list[int]]:
+    """The chosen experts, one Python step after another, with the op's own scores."""
+    s = logits.softmax(-1) if scoring == "softmax" else logits.double().sigmoid().float()
+    choice = s if bias is None else s + bias
+    result = []
+    for m in range(logits.shape[0]):
+        size = logits.shape[1] // groups
+        worth = [sum(sorted(choice[m, g * size : (g + 1) * size].tolist())[-2:]) for g in range(groups)]
+        best = sorted(range(groups), key=lambda g: (-np.float32(worth[g]), g))[:kept]
+        key = logits[m] if bias is None else choice[m]
+        open_experts = [e for e in range(logits.shape[1]) if e // size in best]
+        result.append(sorted(open_experts, key=lambda e: (-float(key[e]), e))[:k])
+    return result
+
+
+@hypothesis.settings(max_examples=60, deadline=None, print_blob=True)
+@hypothesis.given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(["softmax", "sigmoid"]),
+    st.booleans(),
+    st.sampled_from([1, 2, 4, 8]),
+    st.data(),
+)
+def test_gate_by_its_definition(seed, scoring, biased, groups, data):
+    g = torch.Generator().manual_seed(seed)
+    kept = data.draw(st.integers(1, groups), "topk_groups")
+    size = data.draw(st.integers(1, 12), "experts of a group")
+    k = data.draw(st.integers(1, kept * size), "k")
+    logits = torch.randn(4, groups * size, generator=g)
+    bias = torch.randn(groups * size, generator=g) if biased else None
+    weights, indices = tle_ops.topk_gate(
+        logits, k, scoring=scoring, bias=bias, num_groups=groups, topk_groups=kept, renormalize=False
+    )
+    assert indices.tolist() == gate_by_loops(logits, k, scoring, bias, groups, kept)
+    s = logits.softmax(-1) if scoring == "softmax" else logits.double().sigmoid().float()
+    assert_same_bits(weights, s.gather(-1, indices.long()))
+
+
+def test_gate_indices_are_distinct_whatever_the_row_holds(device):
+    nan, inf = torch.nan, torch.inf
+    rows = torch.zeros(6, 32)
+    rows[0] = nan
+    rows[1, 5] = nan
+    rows[2] = -inf
+    rows[3] = inf
+    rows[4, ::2] = inf
+    for scoring in ("softmax", "sigmoid"):
+        for bias in (None, torch.zeros(32, device=device)):
+            for groups in ((1, 1), (4, 2)):
+                _, indices = tle_ops.topk_gate(
+                    rows.to(device), 8, scoring=scoring, bias=bias, num_groups=groups[0], topk_groups=groups[1]
+                )
+                assert all(len(set(row)) == 8 and 0 <= min(row) <= max(row) < 32 for row in indices.tolist())
+                assert indices[5].tolist() == list(range(8))  # all equal: in order
+
+
+def test_gate_of_saturated_logits_follows_the_logits(device):
+    """Sigmoids of 30, 40 and 50 are all 1 in float32."""
+    logits = torch.tensor([[30.0, 40.0, 50.0, -1.0]], device=device)
+    weights, indices = tle_ops.topk_gate(logits, 2, scoring="sigmoid")
+    assert indices.tolist() == [[2, 1]]
+    assert weights.tolist() == [[0.5, 0.5]]
+
+
+def test_gate_of_scores_that_vanish_is_zero(device):
+    logits = torch.full((1, 8), -200.0, device=device)
+    weights, _ = tle_ops.topk_gate(logits, 2, scoring="sigmoid")
+    assert weights.tolist() == [[0.0, 0.0]]
