@@ -16,7 +16,7 @@ from torch import Tensor
 
 import tle_ops
 from bench.check import EXACT, PEER, Tolerance, judge, outputs
-from bench.timing import CpuTimer, CudaTimer
+from bench.timing import GRAPH_CALLS, CpuTimer, CudaTimer
 from tle_ops.kernels import CUDA
 
 GRAPH_BYTES = 40e6  # below, a case is also timed by graph replay: its tensors stay in the 60 MB of L2
@@ -196,7 +196,9 @@ def _time(row, ready, timer, device, reps) -> None:
     nbytes, results = row["bytes"], row["variants"]
     source = torch.randint(0, 256, (nbytes // 32 * 16,), dtype=torch.uint8, device=device)
     copy = functools.partial(torch.empty_like(source).copy_, source)
-    calls = {"copy": copy} | {n: timer.capture(call) if v.graph else call for n, (v, call) in ready.items()}
+    calls = {"copy": copy}
+    for name, (v, call) in ready.items():
+        calls[name] = (_capture(timer, call, 1, results[name]) if v.graph else None) or call
     cold = timer.flushed(calls, reps)
     row["copy_us"] = _median(cold.pop("copy"))
     for name, samples in cold.items():
@@ -211,7 +213,8 @@ def _time(row, ready, timer, device, reps) -> None:
         )
     raw = {name: call for name, (_, call) in ready.items()}
     if nbytes < GRAPH_BYTES:
-        warm = timer.replayed({"copy": copy} | raw, max(reps // 2, 3))
+        graphs = {n: _capture(timer, c, GRAPH_CALLS, results.get(n, {})) for n, c in ({"copy": copy} | raw).items()}
+        warm = timer.replayed({n: graph for n, graph in graphs.items() if graph}, max(reps // 2, 3))
         if warm:
             row["copy_graph_us"] = _median(warm.pop("copy"))
         for name, samples in warm.items():
@@ -220,6 +223,14 @@ def _time(row, ready, timer, device, reps) -> None:
     if nbytes < HOST_BYTES and device.type == "cuda":
         for name, samples in timer.host(raw).items():
             results[name]["host_us"] = _median(samples)
+
+
+def _capture(timer: CudaTimer | CpuTimer, call: Callable, times: int, result: dict[str, Any]) -> Callable | None:
+    try:
+        return timer.capture(call, times)
+    except RuntimeError as e:  # a call that synchronises cannot be captured
+        result.update(method="call", note=f"no CUDA graph: {str(e).strip().splitlines()[0]}")
+        return None
 
 
 def _median(samples: list[float]) -> float:

@@ -190,6 +190,8 @@ def problems(result: dict[str, Any]) -> list[str]:
         for name, v in row["variants"].items():
             if v["status"] != "ok":
                 notes.append(f"{row['op']}: {row['case']}: {name} {v['status']}: {v['detail']}")
+            elif "note" in v:
+                notes.append(f"{row['op']}: {row['case']}: {name}: {v['note']}")
             elif v.get("different_codes"):
                 notes.append(
                     f"{row['op']}: {row['case']}: {name}: {v['different_codes']:.1e} of the codes are a step off"

@@ -33,9 +33,8 @@ class CudaTimer:
         """Each call with a cold L2."""
         return self._rounds(calls, reps, self._flush.zero_)
 
-    def replayed(self, calls: dict[str, Call], reps: int) -> Samples:
-        """Each call as one of 20 in a replayed CUDA graph, L2 as the calls before left it: no host, no launch gaps."""
-        graphs = {name: self.capture(call, GRAPH_CALLS) for name, call in calls.items()}
+    def replayed(self, graphs: dict[str, Call], reps: int) -> Samples:
+        """One call of each graph of GRAPH_CALLS, L2 as the calls before left it: no host, no launch gaps."""
         samples = self._rounds(graphs, reps, lambda: None)
         return {name: [t / GRAPH_CALLS for t in times] for name, times in samples.items()}
 
@@ -84,7 +83,7 @@ class CpuTimer:
                 samples[name].append(_enqueue_us(call, lambda: None))
         return samples
 
-    def replayed(self, calls: dict[str, Call], reps: int) -> Samples:
+    def replayed(self, graphs: dict[str, Call], reps: int) -> Samples:
         return {}
 
     def capture(self, call: Call, times: int = 1) -> Call:

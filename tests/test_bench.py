@@ -193,6 +193,19 @@ def test_a_peer_that_fails_is_named():
     assert row["variants"]["tle ref"]["status"] == "ok"
 
 
+def test_what_cannot_be_captured_is_called():
+    class Timer(timing.CpuTimer):
+        def capture(self, call, times=1):
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    row = run_case(a_case(eager=torch.add), Timer(), CPU, {}, ["eager"], 2)
+    eager = row["variants"]["eager"]
+    assert (eager["status"], eager["method"]) == ("ok", "call")
+    assert eager["us"] > 0
+    result = made_up() | {"cases": [row]}
+    assert "eager: no CUDA graph: operation not permitted" in "".join(report.problems(result))
+
+
 # --- the GPU timer, on a made-up clock -------------------------------------------------------------------------------
 @pytest.fixture
 def gpu(monkeypatch):
@@ -239,7 +252,7 @@ def test_order_of_a_sample(gpu):
 
 def test_replay_counts_one_call(gpu):
     timer, log = gpu
-    samples = timer.replayed({"a": lambda: log.append("a")}, 3)
+    samples = timer.replayed({"a": timer.capture(lambda: log.append("a"), timing.GRAPH_CALLS)}, 3)
     assert log.count("a") == timing.GRAPH_CALLS
     assert "flush" not in log
     assert len(samples["a"]) == 3
