@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
+import tle_ops
 from bench import check, harness, peers, report, timing
 from bench.__main__ import families, main, parse, select
 from bench.check import PEER, Tolerance, judge
@@ -52,6 +53,16 @@ def test_case(case):
     if case.eager is not None:
         got, want = (harness.canonical(case, args, result) for result in (case.eager(*args), want))
         assert judge(got, want, case.peer_tolerance) == (True, ANY, "")
+
+
+@pytest.mark.parametrize("case", every_case(), ids=str)
+def test_kernels_of_a_case(case):
+    """Nothing is launched: which variants a GPU would time."""
+    found = harness.variants(case, {"TileKernels": None}, ["eager"], torch.device("cuda"))
+    ours = [v for v in found if v.ours]
+    assert sum(v.default for v in ours) == 1
+    assert {v.name for v in ours} >= {f"tle {name}" for name in tle_ops.backends(case.op) if name != "ref"}
+    assert {v.name for v in found} - {v.name for v in ours} == {"eager"} | ({"TileKernels"} & set(case.peers))
 
 
 def test_names_are_distinct():
