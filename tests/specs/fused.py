@@ -1,8 +1,9 @@
 """Specs of the ops fused with per_token_cast_fp8. test_fused.py holds codes and scales to their definition."""
 
 import torch
+from torch import Tensor
 
-from tests.table import BF16, E4M3, E5M2, F16, F32, F64, OpSpec, Sample, layouts, randn
+from tests.table import BF16, E4M3, E5M2, F16, F32, F64, OpSpec, Sample, assert_same_bits, layouts, randn
 
 FLOATS = (F32, BF16, F16, F64)
 COLUMN_MAJOR = (64, E5M2, True, True)  # group size, codes, power-of-two scales, column-major
@@ -41,6 +42,42 @@ def _add_rms(dtype):
     yield Sample("residual-transposed", (x, randn(64, 4, dtype=dtype).t(), None, 1e-6))
 
 
+def steps(codes: Tensor) -> Tensor:
+    """Codes numbered in the order of their values, so that neighbours differ by 1."""
+    bits = codes.cpu().view(torch.uint8).int()
+    return torch.where(bits < 128, bits, 128 - bits)
+
+
+def assert_close_codes(q: Tensor, scales: Tensor, q_true: Tensor, scales_true: Tensor) -> None:
+    """The contract of the fused ops: scales within 2 ulp of the float64 definition, codes at most one step off and few."""
+    for got, true in ((q, q_true), (scales, scales_true)):
+        assert (got.dtype, got.shape, got.stride()) == (true.dtype, true.shape, true.stride())
+    assert torch.equal(scales.cpu().isnan(), scales_true.isnan())
+    ulps = [t.cpu().contiguous().view(torch.int32) for t in (scales, scales_true)]
+    assert int((ulps[0] - ulps[1]).abs().max() if scales.numel() else 0) <= 2, "scales"
+    off = (steps(q) - steps(q_true)).abs()
+    assert int(off.max() if off.numel() else 0) <= 1, "codes more than a step off"
+    assert int((off > 0).sum()) <= 1 + off.numel() / 10_000, f"{int((off > 0).sum())} of {off.numel()} codes off"
+
+
+def _wide(args) -> list:
+    return [a.double() if isinstance(a, Tensor) else a for a in args]
+
+
+def _compare_swiglu(got, want, args):
+    assert_close_codes(*got, *torch.ops.tle.swiglu_per_token_cast_fp8(*_wide(args)))
+
+
+def _compare_rms(got, want, args):
+    assert_close_codes(*got, *torch.ops.tle.rms_norm_per_token_cast_fp8(*_wide(args)))
+
+
+def _compare_add_rms(got, want, args):
+    q, scales, new_residual = got
+    assert_same_bits(new_residual, args[0] + args[1], "new_residual")
+    _compare_rms((q, scales), None, (new_residual.cpu(), *args[2:]))
+
+
 _X = randn(4, 128)
 _W = randn(128)
 SPECS = [
@@ -48,6 +85,7 @@ SPECS = [
         "swiglu_per_token_cast_fp8",
         _swiglu,
         FLOATS,
+        compare=_compare_swiglu,
         rows={0: 0},
         vmap=((0,), (1,)),
         errors=(
@@ -62,6 +100,7 @@ SPECS = [
         "rms_norm_per_token_cast_fp8",
         _rms,
         FLOATS,
+        compare=_compare_rms,
         rows={0: 0},
         vmap=((0, None), (1, None), (0, 0), (0,)),
         errors=(
@@ -77,6 +116,7 @@ SPECS = [
         FLOATS,
         lambda x, residual, *_: x + residual,
         (0, 1),
+        compare=_compare_add_rms,
         output=2,
         rows={0: 0, 1: 0},
         vmap=((0, 0, None), (1, 1, None), (0, None, None), (0, 0, 0), (0, 1)),
