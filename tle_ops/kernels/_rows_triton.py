@@ -104,3 +104,35 @@ def reciprocal_root(mean_square, eps):
     """1 / sqrt(mean_square + eps) by correctly rounded steps: codes of a fused quantizer depend on it"""
     root = tl.sqrt_rn(mean_square + eps)
     return tl.div_rn(tl.full(root.shape, 1.0, tl.float32), root)
+
+
+@triton.jit
+def load_rows(
+    x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N: tl.constexpr,
+    ADD: tl.constexpr, SPLIT: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Rows of x in float32. With ADD: of x + residual, rounded and stored at new_ptr."""
+    x = tl.load(x_ptr + row_start(m, heads, outer, pitch, SPLIT, ALIGNED) + n, mask=mask, other=0.0).to(tl.float32)
+    if ADD:
+        at = row_start(m, 1, 0, residual_pitch, False, ALIGNED) + n
+        total = (x + tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)).to(new_ptr.dtype.element_ty)
+        tl.store(new_ptr + m * N + n, total, mask=mask)
+        x = total.to(tl.float32)
+    return x
+
+
+@triton.jit
+def normed(x, inside, eps, N: tl.constexpr, CENTERED: tl.constexpr):
+    """x [ROWS, BLOCK], zeros beyond the row's end, normalized; rstd [ROWS, 1]"""
+    if CENTERED:
+        x = tl.where(inside, x - (tl.sum(x, axis=1) * (1.0 / N))[:, None], 0.0)
+    rstd = reciprocal_root(tl.sum(x * x, axis=1) * (1.0 / N), eps)[:, None]
+    return x * rstd, rstd
+
+
+@triton.jit
+def scaled(x, weight_ptr, n, offset, N: tl.constexpr, WEIGHT: tl.constexpr):
+    if WEIGHT:
+        return x * (tl.load(weight_ptr + n, mask=n < N, other=0.0).to(tl.float32) + offset)
+    else:
+        return x

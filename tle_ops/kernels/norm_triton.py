@@ -1,0 +1,303 @@
+"""Norms in Triton: rms_norm, add_rms_norm and layer_norm by the same kernels.
+
+Rows of up to LONGEST columns stay in registers. A backward is persistent: a program walks over many rows, keeps its
+sums of dweight and dbias in registers and leaves one row of each in a scratch matrix, which a second kernel sums in a
+fixed order. Longer rows are cut into chunks, and a statistic is merged from those of the chunks (norm_wide_triton.py).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tle_ops import _meta
+from tle_ops.kernels import norm_wide_triton as wide
+from tle_ops.kernels._rows_triton import (
+    LONGEST,
+    load_rows,
+    normed,
+    num_multiprocessors,
+    row_start,
+    rows_of,
+    scaled,
+)
+from tle_ops.kernels._triton import kernel
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+@kernel("M", "heads", "outer", "pitch", "residual_pitch", "eps", "offset")
+def _norm_kernel(
+    x_ptr,  # [M, N], rows as `Rows` says
+    residual_ptr,  # with ADD: [M, N], row pitch residual_pitch
+    weight_ptr,  # with WEIGHT: [N]
+    bias_ptr,  # with BIAS: [N]
+    y_ptr,  # [M, N], contiguous
+    new_ptr,  # with ADD: [M, N], contiguous
+    M: tl.int64,
+    heads: tl.int64,
+    outer: tl.int64,
+    pitch: tl.int64,
+    residual_pitch: tl.int64,
+    eps: tl.float32,
+    offset: tl.float32,
+    N: tl.constexpr,
+    CENTERED: tl.constexpr,
+    ADD: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    BIAS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
+    n = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
+    mask = (m < M) & (n < N) if ROWS > 1 else (m >= 0) & (n < N)
+    x = load_rows(x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED)
+    y, _ = normed(x, n < N, eps, N, CENTERED)
+    y = scaled(y, weight_ptr, n, offset, N, WEIGHT)
+    if BIAS:
+        y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(y_ptr + m * N + n, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@kernel("M", "heads", "outer", "pitch", "dy_pitch", "dnew_pitch", "eps", "offset")
+def _norm_bwd_kernel(
+    dy_ptr,  # [M, N], row pitch dy_pitch
+    dnew_ptr,  # with ADD: [M, N], row pitch dnew_pitch
+    x_ptr,  # [M, N], rows as `Rows` says
+    weight_ptr,  # with WEIGHT: [N]
+    dx_ptr,  # [M, N], contiguous
+    dweight_ptr,  # with DWEIGHT: float32 [programs, N]
+    dbias_ptr,  # with DBIAS: float32 [programs, N]
+    M: tl.int64,
+    heads: tl.int64,
+    outer: tl.int64,
+    pitch: tl.int64,
+    dy_pitch: tl.int64,
+    dnew_pitch: tl.int64,
+    eps: tl.float32,
+    offset: tl.float32,
+    N: tl.constexpr,
+    CENTERED: tl.constexpr,
+    ADD: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    DWEIGHT: tl.constexpr,
+    DBIAS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    n = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
+    inside = n < N
+    weight = scaled(tl.full((1, BLOCK), 1.0, tl.float32), weight_ptr, n, offset, N, WEIGHT)
+    dweight = tl.zeros((ROWS, BLOCK), tl.float32)
+    dbias = tl.zeros((ROWS, BLOCK), tl.float32)
+    tiles = tl.cdiv(M, ROWS).to(tl.int32)
+    for tile in tl.range(pid, tiles, tl.num_programs(0), num_stages=STAGES):
+        m = (tl.zeros((ROWS, 1), tl.int64) + tile) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
+        mask = (m < M) & inside if ROWS > 1 else (m >= 0) & inside
+        x = tl.load(x_ptr + row_start(m, heads, outer, pitch, SPLIT, ALIGNED) + n, mask=mask, other=0.0)
+        dy = tl.load(dy_ptr + row_start(m, 1, 0, dy_pitch, False, ALIGNED) + n, mask=mask, other=0.0).to(tl.float32)
+        if ADD:
+            dnew = tl.load(dnew_ptr + row_start(m, 1, 0, dnew_pitch, False, ALIGNED) + n, mask=mask, other=0.0)
+        x, rstd = normed(x.to(tl.float32), inside, eps, N, CENTERED)
+        p = dy * weight if WEIGHT else dy
+        dx = p - x * (tl.sum(p * x, axis=1) * (1.0 / N))[:, None]
+        if CENTERED:
+            dx -= (tl.sum(p, axis=1) * (1.0 / N))[:, None]
+        dx *= rstd
+        if ADD:
+            dx += dnew.to(tl.float32)
+        tl.store(dx_ptr + m * N + n, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        if DWEIGHT:
+            dweight += tl.where(mask, dy * x, 0.0)
+        if DBIAS:
+            dbias += dy
+    at = pid.to(tl.int64) * N + n
+    if DWEIGHT:
+        tl.store(dweight_ptr + at, tl.sum(dweight, axis=0)[None, :], mask=inside)
+    if DBIAS:
+        tl.store(dbias_ptr + at, tl.sum(dbias, axis=0)[None, :], mask=inside)
+
+
+@kernel("P")
+def _column_sum_kernel(
+    parts_ptr,  # float32 [P, N]
+    out_ptr,  # [N]
+    P: tl.int32,
+    N: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    total = tl.zeros((BLOCK_P, BLOCK_N), tl.float32)
+    for first in range(0, P, BLOCK_P):
+        p = first + tl.arange(0, BLOCK_P)[:, None]
+        total += tl.load(parts_ptr + p.to(tl.int64) * N + n, mask=(p < P) & (n < N), other=0.0)
+    tl.store(out_ptr + n, tl.sum(total, axis=0)[None, :].to(out_ptr.dtype.element_ty), mask=n < N)
+
+
+# --- launchers --------------------------------------------------------------------------------------------------------
+def tile_of(N: int) -> tuple[int, int, int]:
+    """ROWS, BLOCK and warps of a forward: 16 to 32 elements per thread, rows of less than 2048 columns together."""
+    block = triton.next_power_of_2(N)
+    rows = max(1, 2048 // block)
+    return rows, block, max(4, min(rows * block // 1024, 16))
+
+
+def _tile_of_backward(N: int) -> tuple[int, int, int, int]:
+    """ROWS, BLOCK, warps, stages: tiles of 8192 elements, 32 per thread, so that their sums fit into registers; the
+    next tile is on its way while one is worked on."""
+    block = triton.next_power_of_2(N)
+    rows = max(1, min(8192 // block, 64))
+    return rows, block, max(4, rows * block // 1024), 2
+
+
+def norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    y: Tensor,
+    new: Tensor | None,
+    eps: float,
+    offset: float,
+    centered: bool,
+) -> None:
+    """y = norm(x), or new = x + residual and y = norm(new). y may be wider than x."""
+    if y.numel() == 0:
+        return
+    x, r = rows_of(x, may_split=True)
+    residual, residual_rows = (x, r) if residual is None else rows_of(residual)
+    tensors = (x, residual, _vector(weight, x), _vector(bias, x), y, y if new is None else new)
+    scalars = (r.M, r.heads, r.outer, r.pitch, residual_rows.pitch, eps, offset)
+    flags = (
+        r.N,
+        centered,
+        new is not None,
+        weight is not None,
+        bias is not None,
+        r.split,
+        r.aligned and residual_rows.aligned,
+    )
+    if r.N > LONGEST:
+        wide.norm(tensors, scalars, flags)
+        return
+    rows, block, num_warps = tile_of(r.N)
+    _norm_kernel(triton.cdiv(r.M, rows), tensors, scalars, (*flags, rows, block), num_warps)
+
+
+def _norm_bwd(
+    dy: Tensor,
+    dnew: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    outputs: tuple[Tensor, ...],
+    want: tuple[bool, bool],
+    eps: float,
+    offset: float,
+    centered: bool,
+) -> None:
+    """Into outputs: dx, dweight, dbias; of the last two, those that are wanted."""
+    dx = outputs[0]
+    sums = [(i, out) for i, out in enumerate(outputs[1:]) if want[i]]
+    if dx.numel() == 0:
+        for _, out in sums:
+            out.zero_()
+        return
+    x, r = rows_of(x, may_split=True)
+    dy, dy_rows = rows_of(dy)
+    add = dnew is not None
+    dnew, dnew_rows = rows_of(dnew) if add else (dy, dy_rows)
+    aligned = r.aligned and dy_rows.aligned and dnew_rows.aligned
+    scalars = (r.M, r.heads, r.outer, r.pitch, dy_rows.pitch, dnew_rows.pitch, eps, offset)
+    flags = (r.N, centered, add, weight is not None, *want, r.split, aligned)
+    if r.N > LONGEST:
+        programs = wide.backward_programs(r.M, r.N, x.device)
+    else:
+        tile = _tile_of_backward(r.N)
+        programs = min(triton.cdiv(r.M, tile[0]), num_multiprocessors(x.device))
+    parts = torch.empty((len(sums), programs, r.N), dtype=torch.float32, device=x.device)
+    scratch = [dx, dx]  # pointers that are not used
+    for k, (i, _) in enumerate(sums):
+        scratch[i] = parts[k]
+    tensors = (dy, dnew, x, _vector(weight, x), dx, *scratch)
+    if r.N > LONGEST:
+        wide.norm_bwd(programs, tensors, scalars, flags)
+    else:
+        rows, block, num_warps, stages = tile
+        _norm_bwd_kernel(programs, tensors, scalars, (*flags, rows, block, stages), num_warps)
+    for k, (_, out) in enumerate(sums):
+        _column_sum_kernel(triton.cdiv(r.N, 32), (parts[k], out), (programs,), (r.N, 128, 32))
+
+
+def _vector(t: Tensor | None, unused: Tensor) -> Tensor:
+    return unused if t is None else t.contiguous()
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float = 0.0) -> Tensor:
+    y = _meta.rms_norm(x, weight, eps, weight_offset)
+    norm(x, None, weight, None, y, None, eps, weight_offset, False)
+    return y
+
+
+def rms_norm_bwd(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    weight_offset: float = 0.0,
+    dweight_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    outputs = _meta.rms_norm_bwd(dy, x, weight, eps, weight_offset, dweight_dtype)
+    _norm_bwd(dy, None, x, weight, outputs, (dweight_dtype is not None, False), eps, weight_offset, False)
+    return outputs
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, weight_offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    y, new_residual = _meta.add_rms_norm(x, residual, weight, eps, weight_offset)
+    norm(x, residual, weight, None, y, new_residual, eps, weight_offset, False)
+    return y, new_residual
+
+
+def add_rms_norm_bwd(
+    dy: Tensor,
+    dnew_residual: Tensor | None,
+    new_residual: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    weight_offset: float = 0.0,
+    dweight_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    outputs = _meta.add_rms_norm_bwd(dy, dnew_residual, new_residual, weight, eps, weight_offset, dweight_dtype)
+    want = (dweight_dtype is not None, False)
+    _norm_bwd(dy, dnew_residual, new_residual, weight, outputs, want, eps, weight_offset, False)
+    return outputs
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    y = _meta.layer_norm(x, weight, bias, eps)
+    norm(x, None, weight, bias, y, None, eps, 0.0, True)
+    return y
+
+
+def layer_norm_bwd(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    dweight_dtype: torch.dtype | None = None,
+    dbias_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    outputs = _meta.layer_norm_bwd(dy, x, weight, eps, dweight_dtype, dbias_dtype)
+    want = (dweight_dtype is not None, dbias_dtype is not None)
+    _norm_bwd(dy, None, x, weight, outputs, want, eps, 0.0, True)
+    return outputs
