@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -12,18 +14,21 @@ from torch import Tensor
 from triton import knobs
 
 INTERPRETED = knobs.runtime.interpret
+_current_device = torch._C._cuda_getDevice if hasattr(torch._C, "_cuda_getDevice") else None
+_recorder = threading.local()
 
 
+# --- launching ---------------------------------------------------------------------------------------------------------
 class Kernel:
     """A Triton kernel whose parameters are, in this order: pointers, run-time scalars, constexprs.
 
-    `kernel[grid](...)` costs 15 us on a slow host, most of it to work out again, from every argument, which compiled
-    variant is meant. Here the caller says so: the constants, the dtypes and the alignment of the pointers are the key, and
-    run-time scalars are never specialised (they carry an annotation and stand in `do_not_specialize`), so that no value of
-    theirs builds a new variant. A call whose key is known goes straight to the compiled kernel's launcher.
+    `kernel[grid](...)` costs 15 to 19 us on a slow host, most of it to work out again, from every argument, which compiled
+    variant is meant. Here the caller says so: the constants, the dtypes and the alignment of the pointers are the key.
+    Run-time scalars are never specialised (they carry an annotation and stand in `do_not_specialize`), so no value of
+    theirs builds a new variant.
     """
 
-    def __init__(self, fn: Any, scalars: Sequence[str]) -> None:
+    def __init__(self, fn: Callable, scalars: Sequence[str]) -> None:
         self.fn = triton.jit(fn, do_not_specialize=list(scalars))
         self.variants: dict[tuple, Any] = {}
 
@@ -35,63 +40,173 @@ class Kernel:
             self.fn[(grid,)](*tensors, *scalars, *constants)
             return
         index = tensors[0].get_device()
-        if index != torch._C._cuda_getDevice():
+        if index != _current_device():
             with torch.cuda.device(index):
                 self(grid, tensors, scalars, constants, num_warps)
             return
         pointers = [t.data_ptr() for t in tensors]
-        dtypes = [t.dtype for t in tensors]
-        alignment = [p & 15 == 0 for p in pointers]
-        key = (index, num_warps, *dtypes, *alignment, *constants)
+        key = (index, num_warps, constants, *(t.dtype for t in tensors), *(p & 15 == 0 for p in pointers))
         variant = self.variants.get(key)
         if variant is None:
-            self.variants[key] = self.fn[(grid,)](*tensors, *scalars, *constants, num_warps=num_warps)
-            return
-        variant.run(
-            grid,
-            1,
-            1,
-            torch._C._cuda_getCurrentRawStream(index),
-            variant.function,
-            variant.packed_metadata,
-            None,  # launch metadata and hooks serve Triton's own profiler
-            None,
-            None,
-            *pointers,
-            *scalars,
-            *constants,
-        )
+            variant = self.fn[(grid,)](*tensors, *scalars, *constants, num_warps=num_warps)
+            self.variants[key] = variant
+        else:
+            launch, head = _launcher(variant)
+            launch(grid, 1, 1, torch._C._cuda_getCurrentRawStream(index), *head, *pointers, *scalars, *constants)
+        launches = getattr(_recorder, "launches", None)
+        if launches is not None:
+            launches.append(_Launch(variant, grid, tensors, (*scalars, *constants)))
 
 
-def kernel(*scalars: str):
+def kernel(*scalars: str) -> Callable[[Callable], Kernel]:
     """Decorator: `@kernel("n", "alpha")` makes a Kernel whose run-time scalars have these names."""
     return lambda fn: Kernel(fn, scalars)
 
 
+@functools.lru_cache(4096)
+def _launcher(variant: Any) -> tuple[Callable, tuple]:
+    """The compiled kernel's C launcher and its arguments between the stream and the kernel's own. Launch metadata and hooks
+    serve Triton's own profiler; None leaves them out."""
+    run = variant.run
+    if hasattr(run, "launch_pdl") and not run.global_scratch_size and not run.profile_scratch_size:  # Triton 3.6
+        flags = (run.launch_cooperative_grid, run.launch_pdl, None, None)
+        return run.launch, (variant.function, *flags, variant.packed_metadata, None, None, None)
+    return run, (variant.function, variant.packed_metadata, None, None, None)
+
+
+# --- replaying ---------------------------------------------------------------------------------------------------------
+class _Launch(NamedTuple):
+    variant: Any
+    grid: int
+    tensors: tuple[Tensor, ...]
+    tail: tuple  # scalars and constants
+
+
+class _Replay(NamedTuple):
+    outputs: list[tuple]  # shape, strides, dtype of each
+    single: bool  # one tensor, not a tuple of one
+    pick: Callable  # from (*inputs, *outputs) the pointers of the launch
+    launch: Callable
+    grid: int
+    head: tuple
+    tail: tuple
+
+
+def replayed(launcher: Callable) -> Callable:
+    """Decorator of a launcher: what one call works out from the metadata of its arguments, the next one remembers.
+
+    The contract, the geometry and the choice of the variant depend on shapes, strides, dtypes, alignment, device and plain
+    arguments alone. So if a call came down to one launch over its own inputs and outputs, the same metadata again means
+    the same launch: allocate, launch, done. That takes half the time of working it out. Other calls (copies, two launches,
+    another current device, one tensor given twice) go through the launcher every time.
+    """
+    replays: dict[tuple, _Replay] = {}
+
+    @functools.wraps(launcher)
+    def call(*args):
+        if INTERPRETED:
+            return launcher(*args)
+        key = []
+        inputs = []
+        for a in args:
+            if isinstance(a, Tensor):
+                inputs.append(a.data_ptr())
+                key += (a.shape, a.stride(), a.dtype, a.get_device(), inputs[-1] & 15)
+            else:
+                key.append(a)
+        key.append(_current_device())
+        key = tuple(key)
+        replay = replays.get(key)
+        if replay is None:
+            if len(replays) > 4096:
+                replays.clear()
+            return _record(launcher, args, key, replays)
+        out = [_empty(*description) for description in replay.outputs]
+        pointers = replay.pick((*inputs, *[t.data_ptr() for t in out]))
+        stream = torch._C._cuda_getCurrentRawStream(key[-1])
+        replay.launch(replay.grid, 1, 1, stream, *replay.head, *pointers, *replay.tail)
+        return out[0] if replay.single else tuple(out)
+
+    return call
+
+
+try:
+    from torch._C._dynamo.guards import _empty_strided_cuda as _empty  # torch.empty costs three times as much
+except ImportError:
+
+    def _empty(shape: tuple, strides: tuple, dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
+
+
+def _record(launcher: Callable, args: tuple, key: tuple, replays: dict) -> Any:
+    """Call the launcher, and remember the call if it was one launch over its inputs and outputs."""
+    outer = getattr(_recorder, "launches", None)
+    _recorder.launches = launches = []
+    try:
+        result = launcher(*args)
+    finally:
+        _recorder.launches = outer
+    if outer is not None:
+        outer.extend(launches)
+    inputs = [a for a in args if isinstance(a, Tensor)]
+    outputs = [result] if isinstance(result, Tensor) else list(result)
+    known = {id(t): i for i, t in enumerate((*inputs, *outputs))}
+    if (
+        len(launches) == 1
+        and len(known) == len(inputs) + len(outputs)
+        and all(id(t) in known for t in launches[0].tensors)
+        and all(t.get_device() == key[-1] for t in (*inputs, *outputs))
+        and all(t.numel() for t in outputs)
+    ):
+        variant, grid, tensors, tail = launches[0]
+        positions = [known[id(t)] for t in tensors]
+        replays[key] = _Replay(
+            [(tuple(t.shape), t.stride(), t.dtype) for t in outputs],
+            isinstance(result, Tensor),
+            eval(f"lambda pointers: ({' '.join(f'pointers[{i}],' for i in positions)})"),
+            _launcher(variant)[0],
+            grid,
+            _launcher(variant)[1],
+            tail,
+        )
+    return result
+
+
 # --- FP8 quantization: shared by every kernel that ends in codes and scales -------------------------------------------
 @triton.jit
-def amax_bits(x, axis: tl.constexpr):
-    """max |x| along `axis` (None: of all), as the bits of a float32. Bits of magnitudes order as the magnitudes do, with
-    inf above every number and NaN above inf, so an integer maximum keeps a NaN that a float maximum would drop."""
-    return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=axis)
+def magnitude(x):
+    """|x| as the bits of a float32. They order as the magnitudes do, with inf above every number and NaN above inf, so an
+    integer maximum keeps a NaN that a float maximum would drop."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def divided(x, divisor, reciprocal):
+    """x / divisor, correctly rounded, where `reciprocal` is 1 / divisor, correctly rounded, and neither is infinite: the
+    product, its exact remainder, the correction (Markstein 1990). Three instructions where a division takes ten.
+    Holds for every pair of float32 significands (bench/proofs/division.py tries all 2^46). -0 stays -0: hence the signs,
+    and `* -1.0`, which is a sign flip to the compiler where `-x` is 0 - x."""
+    y = x * reciprocal
+    return tl.fma(tl.fma(y, divisor, x * -1.0), reciprocal * -1.0, y)
 
 
 @triton.jit
 def scale_of(bits, FP8_MAX: tl.constexpr, UE8M0: tl.constexpr):
-    """The scale of a group from the bits of its amax: max(amax, 1e-4) / fp8_max, by IEEE division."""
-    amax = tl.maximum(bits, 0x38D1B717).to(tl.float32, bitcast=True)  # the bits of 1e-4; a NaN stays the largest
-    scale = tl.div_rn(amax, tl.full(amax.shape, FP8_MAX, tl.float32))
-    if UE8M0:  # to the next power of two by the exponent's bits: exact powers, inf and NaN stay
-        up = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
-        scale = up.to(tl.float32, bitcast=True)
+    """The scale of a group from the bits of its amax: max(amax, 1e-4) / fp8_max, correctly rounded."""
+    amax = tl.maximum(bits, 0x38D1B717).to(tl.float32, bitcast=True)  # the bits of 1e-4
+    scale = divided(amax, tl.full(amax.shape, FP8_MAX, tl.float32), tl.full(amax.shape, 1.0 / FP8_MAX, tl.float32))
+    if UE8M0:  # to the next power of two by the exponent's bits: exact powers stay
+        scale = ((scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    scale = tl.where(bits == 0x7F800000, float("inf"), scale)
     return tl.where(bits > 0x7F800000, float("nan"), scale)
 
 
 @triton.jit
-def quotient(x, scale, inverse):
-    """x / scale, correctly rounded, where `inverse` is 1 / scale, correctly rounded. Three instructions in place of a
-    division's ten: the product, its exact remainder, the correction (Markstein 1990). The signs are so arranged that
-    -0 stays -0. An infinite scale has the inverse 0, and a finite stand-in keeps its remainder from becoming NaN."""
+def encode(x, scale, CODE: tl.constexpr):
+    """The codes of x: x / scale, correctly rounded, then cast, which saturates. An infinite scale has the reciprocal 0, and
+    a finite stand-in keeps the remainder from becoming NaN."""
     finite = tl.where(scale == float("inf"), 1.0, scale)
-    y = x * inverse
-    return tl.fma(tl.fma(y, finite + tl.zeros_like(x), -x), -inverse + tl.zeros_like(x), y)
+    guess = 1.0 / finite  # approximate on the GPU; one Newton step rounds it correctly
+    reciprocal = tl.fma(tl.fma(finite * -1.0, guess, 1.0), guess, guess)
+    reciprocal = tl.where(scale == float("inf"), 0.0, reciprocal)
+    return divided(x, finite, reciprocal).to(CODE)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tle_ops import _meta
-from tle_ops.kernels._triton import kernel
+from tle_ops.kernels._triton import kernel, replayed
 
 _BLOCK = 2048  # elements per program of 4 warps: two 16-byte loads of bfloat16 per thread and input
 _DIMS = 4  # of a strided sum, after neighbouring dimensions have been merged
@@ -84,6 +84,7 @@ def _scale_cast_kernel(x_ptr, out_ptr, n: tl.int64, alpha: tl.float32, BLOCK: tl
         tl.store(out_ptr + offsets, (x * alpha).to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@replayed
 def add(x: Tensor, y: Tensor) -> Tensor:
     out = _meta.add(x, y)
     n = out.numel()
@@ -120,6 +121,7 @@ def _merge_dims(shape, x_strides, y_strides) -> tuple[list[int], list[int], list
     return list(sizes), list(xs), list(ys)
 
 
+@replayed
 def scale_cast(x: Tensor, alpha: float, dtype: torch.dtype) -> Tensor:
     out = _meta.scale_cast(x, alpha, dtype)
     n = out.numel()

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from tle_ops import _meta
 from tle_ops._meta import AMAX_FLOOR, FP8_MAX
-from tle_ops.kernels._triton import amax_bits, kernel, quotient, scale_of
+from tle_ops.kernels._triton import encode, kernel, magnitude, replayed, scale_of
 
-_TILE = 4096  # elements of a tile: 32 per thread of 4 warps, so 8 KiB of bfloat16 in flight per program
+_TILE = 2048  # elements of a tile of token groups: 32 per thread of 2 warps
+_CHANNELS = 64  # columns of a tile of channel groups: 128 contiguous bytes of bfloat16
 _LONGEST = 16384  # elements of a group that is still held in registers
 _FEW = 264  # programs: two for each multiprocessor of an H200
 _CODE = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
@@ -34,76 +35,99 @@ _GEOMETRY = ("M", "N", "tiles_m", "tiles_n", "tiles", "rows", "cols", "x_b", "x_
 
 # --- device functions --------------------------------------------------------------------------------------------------
 @triton.jit
+def _strides(N, cols, x_b, x_m, x_n, FLAT: tl.constexpr, ALIGNED: tl.constexpr, BLOCK_C: tl.constexpr):
+    """The widths and strides, with what the compiler may know of them (`tl.multiple_of` does not reach arguments)."""
+    if FLAT:
+        width = tl.full((), BLOCK_C, tl.int64)
+        return width, width, x_b, width, tl.full((), 1, tl.int64)
+    elif ALIGNED:
+        return N // 16 * 16, cols // 16 * 16, x_b // 16 * 16, x_m // 16 * 16, tl.full((), 1, tl.int64)
+    else:
+        return N, cols, x_b, x_m, x_n
+
+
+@triton.jit
 def _region(pid, M, N, tiles_m, tiles_n, rows, cols, FLAT: tl.constexpr):
     """Region number pid: batch b, region (i, j) of that matrix, first row and column, the extent inside the matrix."""
-    if FLAT:  # one region beside the other: no divisions
-        b, i, j = pid * 0, pid, pid * 0
+    if FLAT:
+        i = pid.to(tl.int64)
+        b, j, c0 = i * 0, i * 0, i * 0
+        width = cols
     else:
         j = pid % tiles_n
         pid = pid // tiles_n
-        b, i = pid // tiles_m, pid % tiles_m
-    b, i, j = b.to(tl.int64), i.to(tl.int64), j.to(tl.int64)
-    r0, c0 = i * rows, j * cols
-    return b, i, j, r0, c0, tl.minimum(rows, M - r0), tl.minimum(cols, N - c0)
+        b, i = (pid // tiles_m).to(tl.int64), (pid % tiles_m).to(tl.int64)
+        j = j.to(tl.int64)
+        c0 = j * cols
+        width = tl.minimum(cols, N - c0)
+    r0 = i * rows
+    return b, i, j, r0, c0, tl.minimum(rows, M - r0), width
 
 
 @triton.jit
-def _tile(t, cols, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, ONE_TILE: tl.constexpr):
-    """Rows and columns, within the region, of its tile number t."""
-    r = tl.arange(0, BLOCK_R)[:, None].to(tl.int64)  # [BLOCK_R, 1]
-    c = tl.arange(0, BLOCK_C)[None, :].to(tl.int64)  # [1, BLOCK_C]
+def _tile(
+    t, cols, height, width, ONE_TILE: tl.constexpr, FULL_C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+):
+    """Rows [BLOCK_R, 1] and columns [1, BLOCK_C] of tile number t of a region, and which of them are inside."""
+    r = tl.arange(0, BLOCK_R)[:, None]
+    c = tl.arange(0, BLOCK_C)[None, :]
     if not ONE_TILE:
-        across = tl.cdiv(cols, BLOCK_C)
+        across = tl.cdiv(cols, BLOCK_C).to(tl.int32)
         r += t // across * BLOCK_R
         c += t % across * BLOCK_C
-    return r, c
-
-
-@triton.jit
-def _load(x_ptr, b, r0, c0, r, c, height, width, x_b, x_m, x_n, FULL_C: tl.constexpr):
-    """A tile in float32, zeros outside the region, and which of it is inside."""
-    mask = (r < height) & (c >= 0) if FULL_C else (r < height) & (c < width)
-    x = tl.load(x_ptr + b * x_b + (r0 + r) * x_m + (c0 + c) * x_n, mask=mask, other=0.0)
-    return x.to(tl.float32), mask
-
-
-@triton.jit
-def _reduce(x, AXIS: tl.constexpr):
-    """amax of the tile's groups, as bits, in the shape that broadcasts: [BLOCK_R, 1], [1, BLOCK_C] or [1, 1]."""
-    if AXIS == 1:
-        return amax_bits(x, 1)[:, None]
-    elif AXIS == 0:
-        return amax_bits(x, 0)[None, :]
+    inside_r = r < height.to(tl.int32)
+    if FULL_C:
+        return r, c, inside_r, tl.full((1, BLOCK_C), True, tl.int1)
     else:
-        return tl.max(amax_bits(x, 1), axis=0) + tl.zeros((1, 1), tl.int32)
+        return r, c, inside_r, c < width.to(tl.int32)
 
 
 @triton.jit
-def _scale_offsets(b, i, j, r, c, s_b, s_m, s_n, AXIS: tl.constexpr):
-    """Where the scales of rows r and columns c (absolute) lie, in the shape of `_reduce`."""
-    if AXIS == 1:
-        return b * s_b + r * s_m + j * s_n
-    elif AXIS == 0:
-        return b * s_b + i * s_m + c * s_n
+def _inside_chunk(k, c, inside_r, width, FULL_C: tl.constexpr, BLOCK_C: tl.constexpr):
+    if FULL_C:
+        return inside_r
     else:
-        return b * s_b + i * s_m + j * s_n + tl.zeros((1, 1), tl.int64)
+        return inside_r & (c + k * BLOCK_C < width.to(tl.int32))
 
 
 @triton.jit
-def _scale_mask(r, c, height, width, AXIS: tl.constexpr):
-    if AXIS == 1:
-        return r < height
-    elif AXIS == 0:
-        return c < width
+def _at(r, c, stride_r, stride_c, SMALL: tl.constexpr):
+    """Offsets of a tile's elements from the region's first."""
+    if SMALL:
+        return r * stride_r.to(tl.int32) + c * stride_c.to(tl.int32)
     else:
-        return tl.full((1, 1), True, tl.int1)
+        return r.to(tl.int64) * stride_r + c.to(tl.int64) * stride_c
+
+
+@triton.jit
+def _reduce(bits, AXIS: tl.constexpr):
+    """Maximum over each of the tile's groups, in the shape that broadcasts: [BLOCK_R, 1], [1, BLOCK_C] or [1, 1]."""
+    if AXIS == 1:
+        return tl.max(bits, axis=1)[:, None]
+    elif AXIS == 0:
+        return tl.max(bits, axis=0)[None, :]
+    else:
+        return tl.max(tl.max(bits, axis=1), axis=0) + tl.zeros((1, 1), tl.int32)
+
+
+@triton.jit
+def _scales(b, i, j, r0, c0, r, c, inside_r, inside_c, tiles_n, s_b, s_m, s_n, AXIS: tl.constexpr, FLAT: tl.constexpr):
+    """Offsets of a tile's scales, in the shape of `_reduce`, and which exist."""
+    if FLAT == 2:  # the groups are in a row, their scales are not: tiles_n of them belong to a row of x
+        group = (r0 + r).to(tl.int32)
+        return (group // tiles_n).to(tl.int64) * s_m + (group % tiles_n).to(tl.int64) * s_n, inside_r
+    elif AXIS == 1:
+        return b * s_b + (r0 + r) * s_m + j * s_n, inside_r
+    elif AXIS == 0:
+        return b * s_b + i * s_m + (c0 + c) * s_n, inside_c
+    else:
+        return b * s_b + i * s_m + j * s_n + tl.zeros((1, 1), tl.int64), tl.full((1, 1), True, tl.int1)
 
 
 @triton.jit
 def _encode(x, scale, dtype: tl.constexpr, CODE: tl.constexpr, DEQUANTIZE: tl.constexpr):
     """Codes of x, or with DEQUANTIZE their values."""
-    inverse = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
-    q = quotient(x, scale, inverse).to(CODE)
+    q = encode(x, scale, CODE)
     if DEQUANTIZE:
         return (q.to(tl.float32) * scale).to(dtype)
     else:
@@ -111,12 +135,6 @@ def _encode(x, scale, dtype: tl.constexpr, CODE: tl.constexpr, DEQUANTIZE: tl.co
 
 
 # --- kernels -----------------------------------------------------------------------------------------------------------
-@triton.jit
-def _aligned(n):
-    """n, known to the compiler as a multiple of 16 (`tl.multiple_of` does not reach the arguments of a kernel)"""
-    return n // 16 * 16
-
-
 @kernel(*_GEOMETRY)
 def _amax_kernel(
     x_ptr,  # [B, M, N], strides x_b, x_m, x_n
@@ -135,21 +153,22 @@ def _amax_kernel(
     s_m: tl.int64,
     s_n: tl.int64,
     AXIS: tl.constexpr,
-    FLAT: tl.constexpr,
-    FULL_C: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    FLAT: tl.constexpr,  # 1: x is one column of groups of BLOCK_C, all contiguous. 2: but for the scales
+    FULL_C: tl.constexpr,  # no tile reaches beyond a region's columns
+    ALIGNED: tl.constexpr,  # rows are contiguous and start at multiples of 16 elements
+    SMALL: tl.constexpr,  # offsets within a region fit into 32 bits
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    if ALIGNED:
-        N, cols, x_b, x_m, x_n = _aligned(N), _aligned(cols), _aligned(x_b), _aligned(x_m), 1
+    N, cols, x_b, x_m, x_n = _strides(N, cols, x_b, x_m, x_n, FLAT, ALIGNED, BLOCK_C)
     pid = tl.program_id(0)
     b, i, j, r0, c0, height, width = _region(pid // tiles, M, N, tiles_m, tiles_n, rows, cols, FLAT)
-    r, c = _tile(pid % tiles, cols, BLOCK_R, BLOCK_C, False)
-    x, _ = _load(x_ptr, b, r0, c0, r, c, height, width, x_b, x_m, x_n, FULL_C)
-    where = _scale_offsets(b, i, j, r0 + r, c0 + c, s_b, s_m, s_n, AXIS)
+    r, c, inside_r, inside_c = _tile(pid % tiles, cols, height, width, False, FULL_C, BLOCK_R, BLOCK_C)
+    x_ptr += b * x_b + r0 * x_m + c0 * x_n
+    x = tl.load(x_ptr + _at(r, c, x_m, x_n, SMALL), mask=inside_r & inside_c, other=0.0).to(tl.float32)
+    where, exists = _scales(b, i, j, r0, c0, r, c, inside_r, inside_c, tiles_n, s_b, s_m, s_n, AXIS, FLAT)
     # A maximum of integers: the order in which programs arrive does not matter.
-    tl.atomic_max(bits_ptr + where, _reduce(x, AXIS), mask=_scale_mask(r, c, height, width, AXIS))
+    tl.atomic_max(bits_ptr + where, _reduce(magnitude(x), AXIS), mask=exists)
 
 
 @kernel(*_GEOMETRY)
@@ -172,9 +191,10 @@ def _cast_kernel(
     s_m: tl.int64,
     s_n: tl.int64,
     AXIS: tl.constexpr,
-    FLAT: tl.constexpr,
-    FULL_C: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    FLAT: tl.constexpr,  # 1: x is one column of groups of BLOCK_C, all contiguous. 2: but for the scales
+    FULL_C: tl.constexpr,  # no tile reaches beyond a region's columns
+    ALIGNED: tl.constexpr,  # rows are contiguous and start at multiples of 16 elements
+    SMALL: tl.constexpr,  # offsets within a region fit into 32 bits
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
     CODE: tl.constexpr,
@@ -183,42 +203,65 @@ def _cast_kernel(
     DEQUANTIZE: tl.constexpr,
     ONE_TILE: tl.constexpr,
     SHARED: tl.constexpr,
+    CHUNKS: tl.constexpr,  # more than 1: a row group of that many times BLOCK_C elements, held in registers
 ):
-    if ALIGNED:
-        N, cols, x_b, x_m, x_n = _aligned(N), _aligned(cols), _aligned(x_b), _aligned(x_m), 1
+    N, cols, x_b, x_m, x_n = _strides(N, cols, x_b, x_m, x_n, FLAT, ALIGNED, BLOCK_C)
     pid = tl.program_id(0)
     first = 0
     if SHARED:
         first = pid % tiles
         pid = pid // tiles
     b, i, j, r0, c0, height, width = _region(pid, M, N, tiles_m, tiles_n, rows, cols, FLAT)
-    r, c = _tile(first, cols, BLOCK_R, BLOCK_C, ONE_TILE)
-    mine = _scale_mask(r, c, height, width, AXIS)
-    where = _scale_offsets(b, i, j, r0 + r, c0 + c, s_b, s_m, s_n, AXIS)
-    x, mask = _load(x_ptr, b, r0, c0, r, c, height, width, x_b, x_m, x_n, FULL_C)  # [BLOCK_R, BLOCK_C]
-    if SHARED:
-        bits = tl.load(bits_ptr + where, mask=mine, other=0)
-        mine = mine & (first == 0)
+    x_ptr += b * x_b + r0 * x_m + c0 * x_n
+    q_ptr += (b * M + r0) * N + c0
+    r, c, inside_r, inside_c = _tile(first, cols, height, width, ONE_TILE, FULL_C, BLOCK_R, BLOCK_C)
+    where, exists = _scales(b, i, j, r0, c0, r, c, inside_r, inside_c, tiles_n, s_b, s_m, s_n, AXIS, FLAT)
+    if CHUNKS > 1:  # a long row in registers, in pieces: its length need not be near a power of two
+        chunks = ()
+        bits = tl.zeros((BLOCK_R, BLOCK_C), tl.int32)
+        for k in tl.static_range(CHUNKS):
+            x = tl.load(
+                x_ptr + _at(r, c + k * BLOCK_C, x_m, x_n, SMALL),
+                mask=_inside_chunk(k, c, inside_r, width, FULL_C, BLOCK_C),
+                other=0.0,
+            )
+            bits = tl.maximum(bits, magnitude(x.to(tl.float32)))
+            chunks = chunks + (x,)  # noqa: RUF005  (Triton's tuples know no unpacking)
+        scale = scale_of(_reduce(bits, AXIS), FP8_MAX, UE8M0)
+        for k in tl.static_range(CHUNKS):
+            q = _encode(chunks[k].to(tl.float32), scale, q_ptr.dtype.element_ty, CODE, DEQUANTIZE)
+            tl.store(
+                q_ptr + _at(r, c + k * BLOCK_C, N, tl.full((), 1, tl.int64), SMALL),
+                q,
+                mask=_inside_chunk(k, c, inside_r, width, FULL_C, BLOCK_C),
+            )
     else:
-        bits = _reduce(x, AXIS)
-        if not ONE_TILE:
-            for t in range(1, tiles):
-                r, c = _tile(t, cols, BLOCK_R, BLOCK_C, False)
-                x, mask = _load(x_ptr, b, r0, c0, r, c, height, width, x_b, x_m, x_n, FULL_C)
-                bits = tl.maximum(bits, _reduce(x, AXIS))
-    scale = scale_of(bits, FP8_MAX, UE8M0)
-    if not DEQUANTIZE:
-        tl.store(scales_ptr + where, scale, mask=mine)
-
-    if ONE_TILE or SHARED:
-        q = _encode(x, scale, q_ptr.dtype.element_ty, CODE, DEQUANTIZE)
-        tl.store(q_ptr + (b * M + r0 + r) * N + c0 + c, q, mask=mask)
-    else:
-        for t in range(0, tiles):
-            r, c = _tile(t, cols, BLOCK_R, BLOCK_C, False)
-            x, mask = _load(x_ptr, b, r0, c0, r, c, height, width, x_b, x_m, x_n, FULL_C)
+        mask = inside_r & inside_c
+        x = tl.load(x_ptr + _at(r, c, x_m, x_n, SMALL), mask=mask, other=0.0).to(tl.float32)
+        if SHARED:
+            bits = tl.load(bits_ptr + where, mask=exists, other=0)
+            exists = exists & (first == 0)
+        else:
+            bits = _reduce(magnitude(x), AXIS)
+            if not ONE_TILE:
+                for t in range(1, tiles):
+                    r, c, inside_r, inside_c = _tile(t, cols, height, width, False, FULL_C, BLOCK_R, BLOCK_C)
+                    mask = inside_r & inside_c
+                    x = tl.load(x_ptr + _at(r, c, x_m, x_n, SMALL), mask=mask, other=0.0).to(tl.float32)
+                    bits = tl.maximum(bits, _reduce(magnitude(x), AXIS))
+        scale = scale_of(bits, FP8_MAX, UE8M0)
+        if ONE_TILE or SHARED:
             q = _encode(x, scale, q_ptr.dtype.element_ty, CODE, DEQUANTIZE)
-            tl.store(q_ptr + (b * M + r0 + r) * N + c0 + c, q, mask=mask)
+            tl.store(q_ptr + _at(r, c, N, tl.full((), 1, tl.int64), SMALL), q, mask=mask)
+        else:
+            for t in range(0, tiles):
+                r, c, inside_r, inside_c = _tile(t, cols, height, width, False, FULL_C, BLOCK_R, BLOCK_C)
+                mask = inside_r & inside_c
+                x = tl.load(x_ptr + _at(r, c, x_m, x_n, SMALL), mask=mask, other=0.0).to(tl.float32)
+                q = _encode(x, scale, q_ptr.dtype.element_ty, CODE, DEQUANTIZE)
+                tl.store(q_ptr + _at(r, c, N, tl.full((), 1, tl.int64), SMALL), q, mask=mask)
+    if not DEQUANTIZE:
+        tl.store(scales_ptr + where, scale, mask=exists)
 
 
 @kernel(*_GEOMETRY)
@@ -240,32 +283,36 @@ def _cast_back_kernel(
     s_m: tl.int64,
     s_n: tl.int64,
     AXIS: tl.constexpr,
-    FLAT: tl.constexpr,
-    FULL_C: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    FLAT: tl.constexpr,  # 1: x is one column of groups of BLOCK_C, all contiguous. 2: but for the scales
+    FULL_C: tl.constexpr,  # no tile reaches beyond a region's columns
+    ALIGNED: tl.constexpr,  # rows are contiguous and start at multiples of 16 elements
+    SMALL: tl.constexpr,  # offsets within a region fit into 32 bits
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
     ONE_TILE: tl.constexpr,
 ):
-    if ALIGNED:
-        N, cols, x_b, x_m, x_n = _aligned(N), _aligned(cols), _aligned(x_b), _aligned(x_m), 1
+    N, cols, x_b, x_m, x_n = _strides(N, cols, x_b, x_m, x_n, FLAT, ALIGNED, BLOCK_C)
     pid = tl.program_id(0)
-    part = 0
+    t = 0
     if not ONE_TILE:
-        part = pid % tiles
+        t = pid % tiles
         pid = pid // tiles
     b, i, j, r0, c0, height, width = _region(pid, M, N, tiles_m, tiles_n, rows, cols, FLAT)
-    r, c = _tile(part, cols, BLOCK_R, BLOCK_C, ONE_TILE)
-    q, mask = _load(q_ptr, b, r0, c0, r, c, height, width, x_b, x_m, x_n, FULL_C)
-    where = _scale_offsets(b, i, j, r0 + r, c0 + c, s_b, s_m, s_n, AXIS)
-    scale = tl.load(scales_ptr + where, mask=_scale_mask(r, c, height, width, AXIS), other=0.0)
-    tl.store(y_ptr + (b * M + r0 + r) * N + c0 + c, (q * scale).to(y_ptr.dtype.element_ty), mask=mask)
+    r, c, inside_r, inside_c = _tile(t, cols, height, width, ONE_TILE, FULL_C, BLOCK_R, BLOCK_C)
+    q_ptr += b * x_b + r0 * x_m + c0 * x_n
+    y_ptr += (b * M + r0) * N + c0
+    q = tl.load(q_ptr + _at(r, c, x_m, x_n, SMALL), mask=inside_r & inside_c).to(tl.float32)
+    where, exists = _scales(b, i, j, r0, c0, r, c, inside_r, inside_c, tiles_n, s_b, s_m, s_n, AXIS, FLAT)
+    scale = tl.load(scales_ptr + where, mask=exists, other=0.0)
+    y = (q * scale).to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + _at(r, c, N, tl.full((), 1, tl.int64), SMALL), y, mask=inside_r & inside_c)
 
 
 # --- geometry ------------------------------------------------------------------------------------------------------------
 class _Plan(NamedTuple):
     regions: int
     tiles: int  # of a region
+    chunks: int  # of a row group, if it is held in registers in pieces
     scalars: tuple
     constants: tuple
     num_warps: int
@@ -287,36 +334,43 @@ def _plan(axis: int, size: int, shape: tuple, x_strides: tuple, s_strides: tuple
         return None
     s_b, s_m, s_n = s_strides or (0, 0, 0)
     contiguous = x_n == 1 and (M == 1 or x_m == N) and (B == 1 or x_b == M * N)
-    flat = False
+    flat, chunks, groups = 0, 1, 1
     if axis == _TOKEN:
         cols = N if size == -1 else min(size, N)
         groups = -(-N // cols)
-        flat = (
-            N % cols == 0 and contiguous and (not s_strides or (s_m == groups or M == 1) and (s_n == 1 or groups == 1))
-        )
-        if flat:  # every group becomes a row of its own
-            M, N, x_m, s_m, s_n = M * groups, cols, cols, 1, 0
-        block_c = min(triton.next_power_of_2(cols), _LONGEST)
-        rows = block_r = max(1, _TILE // block_c)
+        if cols <= 1024:
+            block_c = triton.next_power_of_2(cols)
+            rows = block_r = max(1, _TILE // block_c)
+        else:
+            rows, block_r, block_c = 1, 1, 1024 if cols <= 8192 else 2048
+            chunks = -(-cols // block_c) if cols <= _LONGEST else 1
+        if block_c == cols and N % cols == 0 and contiguous:  # every group becomes a row of its own
+            joined = not s_strides or ((s_m == groups or M == 1) and (s_n == 1 or groups == 1))
+            flat = 1 if joined else 2 if M * groups < 2**31 else 0
+        if flat:
+            M, N, x_m = M * groups, cols, cols
+            s_m, s_n = (1, 0) if flat == 1 else (s_m, s_n)
     elif axis == _CHANNEL:
         rows = M if size == -1 else size
         block_r = min(triton.next_power_of_2(size), 256) if size > 0 else 256
-        cols = block_c = 64 if block_r >= 64 else min(1024, _TILE // block_r)
+        cols = block_c = _CHANNELS if block_r >= 64 else min(1024, _TILE // block_r)
     else:
         rows = cols = size
         block_r = block_c = triton.next_power_of_2(size)
         if block_r * block_c > _LONGEST:
             block_r, block_c = 64, 256
-    tiles_m, tiles_n = -(-M // rows), -(-N // cols)
+    tiles_m, tiles_n = -(-M // rows), groups if flat else -(-N // cols)
     tiles = -(-rows // block_r) * -(-cols // block_c)
     aligned = x_n == 1 and all(n % 16 == 0 for n in (N, x_b, x_m, cols))
     full = N % cols == 0 and cols % block_c == 0
+    small = max(rows * x_m + cols * x_n, rows * N + cols) < 2**31
     return _Plan(
-        B * tiles_m * tiles_n,
+        B * tiles_m * (1 if flat else tiles_n),
         tiles,
+        chunks,
         (M, N, tiles_m, tiles_n, tiles, rows, cols, x_b, x_m, x_n, s_b, s_m, s_n),
-        (axis, flat, full, aligned, block_r, block_c),
-        min(max(block_r * block_c // 1024, 1), 8),
+        (axis, flat, full, aligned, small, block_r, block_c),
+        min(max(block_r * block_c // (256 if chunks > 1 else 1024), 1), 8),
     )
 
 
@@ -369,11 +423,11 @@ def _cast(axis: int, size: int, x: Tensor, q: Tensor, scales: Tensor | None, dty
     x, _, plan = _planned(axis, size, x, scales)
     what = (_CODE[dtype], FP8_MAX[dtype], ue8m0, scales is None)
     target = q if scales is None else scales  # a pointer that is not used
-    if plan.tiles == 1:
-        constants = (*plan.constants, *what, True, False)
+    if plan.tiles == 1 or plan.chunks > 1:
+        constants = (*plan.constants, *what, True, False, plan.chunks)
         _cast_kernel(plan.regions, (x, q, target, target), plan.scalars, constants, plan.num_warps)
     elif plan.regions >= _FEW:
-        constants = (*plan.constants, *what, False, False)
+        constants = (*plan.constants, *what, False, False, 1)
         _cast_kernel(plan.regions, (x, q, target, target), plan.scalars, constants, plan.num_warps)
     else:
         _cast_shared(axis, size, x, q, scales, what)
@@ -393,7 +447,7 @@ def _cast_shared(axis: int, size: int, x: Tensor, q: Tensor, scales: Tensor | No
     x, _, plan = _planned(axis, size, x, bits)
     grid = plan.regions * plan.tiles
     _amax_kernel(grid, (x, bits), plan.scalars, plan.constants, plan.num_warps)
-    constants = (*plan.constants, *what, False, True)
+    constants = (*plan.constants, *what, False, True, 1)
     _cast_kernel(grid, (x, q, target, bits), plan.scalars, constants, plan.num_warps)
 
 
@@ -414,6 +468,7 @@ def _cast_back(axis: int, size: int, q: Tensor, scales: Tensor, y: Tensor) -> Te
     return y
 
 
+@replayed
 def per_token_cast_fp8(
     x: Tensor,
     group_size: int = 128,
@@ -426,12 +481,14 @@ def per_token_cast_fp8(
     return q, scales
 
 
+@replayed
 def per_token_cast_back(
     q: Tensor, scales: Tensor, group_size: int = 128, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
     return _cast_back(_TOKEN, group_size, q, scales, _meta.per_token_cast_back(q, scales, group_size, dtype))
 
 
+@replayed
 def per_block_cast_fp8(
     x: Tensor, block_size: int = 128, dtype: torch.dtype = torch.float8_e4m3fn, scale_ue8m0: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -440,12 +497,14 @@ def per_block_cast_fp8(
     return q, scales
 
 
+@replayed
 def per_block_cast_back(
     q: Tensor, scales: Tensor, block_size: int = 128, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
     return _cast_back(_BLOCK, block_size, q, scales, _meta.per_block_cast_back(q, scales, block_size, dtype))
 
 
+@replayed
 def per_channel_cast_fp8(
     x: Tensor, group_size: int = 128, dtype: torch.dtype = torch.float8_e4m3fn, scale_ue8m0: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -454,12 +513,14 @@ def per_channel_cast_fp8(
     return q, scales
 
 
+@replayed
 def per_channel_cast_back(
     q: Tensor, scales: Tensor, group_size: int = 128, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
     return _cast_back(_CHANNEL, group_size, q, scales, _meta.per_channel_cast_back(q, scales, group_size, dtype))
 
 
+@replayed
 def fake_quant_fp8(
     x: Tensor, group_size: int = 128, dtype: torch.dtype = torch.float8_e4m3fn, scale_ue8m0: bool = False
 ) -> Tensor:
