@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tle_ops
+from tests.conftest import CUDA
 from tests.specs.scan import ints
 from tests.table import BF16, F16, F32, F64, assert_same_bits, randn
 
+KERNEL_DEVICE = "cuda" if CUDA else "cpu"  # where there is no GPU, Triton interprets
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 # An example holds its seed, and a failure prints the example.
 FUZZ = hypothesis.settings(max_examples=100, deadline=None, print_blob=True)
@@ -92,6 +94,37 @@ def test_infinity_and_nan_reach_only_the_sums_that_contain_them(device):
     assert_same_bits(
         exclusive, torch.tensor([[inf, 5, 3, 0], [6, 5, 3, 0], [nan, -inf, 3, 0], [-inf, -inf, -inf, 0.0]])
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.int64, F32], ids=str)
+def test_kernels_on_every_route(monkeypatch, dtype):
+    """Small tiles, so that small inputs take every way: one tile, several in a row, chains of one and of many waves,
+    columns, columns made rows. Whole numbers, whose sums are exact in any order."""
+    from tle_ops.kernels import scan_triton as kernels
+
+    for name, value in (("_TILE", 32), ("_CHAIN_TILE", 64), ("_LANES", 4), ("_COLUMN_TILE", (8, 16)), ("_ENOUGH", 6)):
+        monkeypatch.setattr(kernels, name, value)
+    for shape, dim in (
+        ((7, 30), 1),  # a tile for each row
+        ((7, 100), 1),  # tile after tile
+        ((2, 90), 1),  # a chain of one wave
+        ((2, 330), 1),  # and of many
+        ((1, 40, 3), 1),  # columns made rows
+        ((1, 20, 40), 1),  # columns
+        ((4, 3, 1), 2),
+    ):
+        x = ints(*shape, low=0, high=2 if dtype == torch.bool else 9, dtype=dtype)
+        for reverse in (False, True):
+            got = kernels.cumsum(x.to(KERNEL_DEVICE), dim, reverse)
+            for g, w in zip(got, tle_ops.cumsum(x, dim, reverse=reverse), strict=True):
+                assert_same_bits(g, w, f"{shape}")
+        x = x.movedim(dim, -1).contiguous()
+        mask = ints(*x.shape, high=2, seed=1).bool()
+        got = kernels.compact(x.to(KERNEL_DEVICE), mask.to(KERNEL_DEVICE))
+        for g, w in zip(got, tle_ops.compact(x, mask), strict=True):
+            assert_same_bits(g, w, f"{shape}")
+        for bins in (5, 5000) if dtype != F32 else ():
+            assert_same_bits(kernels.histogram(x.to(KERNEL_DEVICE), bins), tle_ops.histogram(x, bins))
 
 
 def test_gradient_through_the_total():

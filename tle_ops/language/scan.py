@@ -19,12 +19,12 @@ def _scan_dtype(dtype, want):
 
 
 @triton.jit
-def _plus(a, b):
+def plus(a, b):
     return a + b
 
 
 @triton.jit
-def _join(before_a, sum_a, before_b, sum_b):
+def join(before_a, sum_a, before_b, sum_b):
     """Of two neighbouring runs, each as (sum of all but the last element, sum): the same of both together."""
     return sum_a + before_b, sum_a + sum_b
 
@@ -51,7 +51,7 @@ def cumsum(input, axis: tl.constexpr = 0, reverse: tl.constexpr = False, dtype: 
     elif v.dtype.is_floating():
         # A scan of pairs costs twice the shuffles of a plain one and needs no trip through shared memory, as shifting
         # its result by one lane would.
-        exclusive, _ = tl.associative_scan((tl.zeros_like(v), v), 0, _join, reverse=reverse)
+        exclusive, _ = tl.associative_scan((tl.zeros_like(v), v), 0, join, reverse=reverse)
     else:
-        exclusive = tl.associative_scan(v, 0, _plus, reverse=reverse) - v
+        exclusive = tl.associative_scan(v, 0, plus, reverse=reverse) - v
     return exclusive, total

@@ -1,0 +1,417 @@
+"""Scans in Triton. `tle.cumsum` does the work inside a tile; what differs is how a tile learns what came before it.
+
+    many rows        a program per row, which carries the sum from tile to tile           `_cumsum_rows_kernel`
+    few, long rows   a program per tile: tiles publish their sums and read each other's   `_cumsum_chain_kernel`
+    another dim      a program per strip of columns, which carries a sum for each column  `_cumsum_columns_kernel`
+
+Each reads and writes every element once, and adds in an order that depends on the shape alone.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+import tle_ops.language as tle
+from tle_ops import _meta
+from tle_ops.kernels._triton import kernel
+from tle_ops.language.scan import join, plus
+
+_TILE = 4096  # of a row: 16 elements a thread of 8 warps
+_CHAIN_TILE = 8192  # the longer the tile, the fewer to wait for
+_LANES = 256  # of a chain's wave: the sum before it, and 255 tiles
+_ENOUGH = 264  # programs: two for each multiprocessor of an H200
+_COLUMN_TILE = (64, 64)  # rows and columns: 32 elements a thread, 128 bytes of bfloat16 side by side
+_MOST_BINS = 4096  # of a histogram on the chip
+_READY = tl.constexpr(1 << 32)  # above the 32 bits of a published value
+_ACCUMULATOR = {torch.float32: tl.float32, torch.int32: tl.int32, torch.int64: tl.int64}
+
+
+# --- device functions ------------------------------------------------------------------------------------------------
+@triton.jit
+def _known(n, ALIGNED: tl.constexpr):
+    """A length or stride, known to the compiler as a multiple of 16 if it is one, so that accesses are 128 bits wide
+    (`tl.multiple_of` does not reach the arguments of a kernel)."""
+    if ALIGNED:
+        return n // 16 * 16
+    else:
+        return n
+
+
+@triton.jit
+def _row_at(row, stride, ALIGNED: tl.constexpr):
+    return row.to(tl.int64) * _known(stride, ALIGNED)
+
+
+@triton.jit
+def _publish(ptr, value, WIDE: tl.constexpr):
+    """Make a value visible to other programs: 32 bits at a time, in one word with a flag, so that no order of two
+    writes matters."""
+    if WIDE:
+        tl.atomic_xchg(ptr, (value & 0xFFFFFFFF) | _READY, sem="relaxed")
+        tl.atomic_xchg(ptr + 1, ((value >> 32) & 0xFFFFFFFF) | _READY, sem="relaxed")
+    else:
+        bits = value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+        tl.atomic_xchg(ptr, bits | _READY, sem="relaxed")
+
+
+@triton.jit
+def _wait(ptrs, mask):
+    """The published 32 bits at each of `ptrs` as soon as all are there; 0 where masked."""
+    words = tl.load(ptrs, mask=mask, other=_READY, volatile=True)
+    while tl.min(words, 0) < _READY:
+        words = tl.load(ptrs, mask=mask, other=_READY, volatile=True)
+    return words & 0xFFFFFFFF
+
+
+@triton.jit
+def _collect(ptrs, mask, ACC: tl.constexpr, WIDE: tl.constexpr):
+    if WIDE:
+        return _wait(ptrs, mask) | (_wait(ptrs + 1, mask) << 32)
+    else:
+        return _wait(ptrs, mask).to(tl.int32).to(ACC, bitcast=True)
+
+
+# --- cumsum ----------------------------------------------------------------------------------------------------------
+@kernel("N", "x_row")
+def _cumsum_rows_kernel(
+    x_ptr,  # [M, N], rows x_row apart
+    exclusive_ptr,  # [M, N]
+    total_ptr,  # [M]
+    N: tl.int64,
+    x_row: tl.int64,
+    REVERSE: tl.constexpr,
+    ACC: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ONE_TILE: tl.constexpr,
+):
+    row = tl.program_id(0)
+    N = _known(N, ALIGNED)
+    x_ptr += _row_at(row, x_row, ALIGNED)
+    exclusive_ptr += _row_at(row, N, ALIGNED)
+    at = tl.arange(0, BLOCK)
+    if ONE_TILE:
+        x = tl.load(x_ptr + at, mask=at < N, other=0).to(ACC)
+        exclusive, carry = tle.cumsum(x, 0, REVERSE)
+        tl.store(exclusive_ptr + at, exclusive.to(exclusive_ptr.dtype.element_ty), mask=at < N)
+    else:
+        carry = tl.zeros((), ACC)
+        tiles = tl.cdiv(N, BLOCK)
+        for t in range(0, tiles):
+            n = (tiles - 1 - t if REVERSE else t) * BLOCK + at
+            x = tl.load(x_ptr + n, mask=n < N, other=0).to(ACC)
+            exclusive, total = tle.cumsum(x, 0, REVERSE)
+            tl.store(exclusive_ptr + n, (exclusive + carry).to(exclusive_ptr.dtype.element_ty), mask=n < N)
+            carry += total
+    tl.store(total_ptr + row, carry.to(total_ptr.dtype.element_ty))
+
+
+@kernel("M", "N", "tiles", "waves", "x_row")
+def _cumsum_chain_kernel(
+    x_ptr,  # [M, N], rows x_row apart
+    exclusive_ptr,  # [M, N]
+    total_ptr,  # [M]
+    state_ptr,  # int64, zeros, [M, waves + tiles], times 2 for wide sums: what came before each wave, each tile's sum
+    ticket_ptr,  # int32, zero
+    M: tl.int32,
+    N: tl.int64,
+    tiles: tl.int32,  # of a row
+    waves: tl.int32,  # of LANES - 1 tiles
+    x_row: tl.int64,
+    REVERSE: tl.constexpr,
+    ACC: tl.constexpr,
+    WIDE: tl.constexpr,  # sums of 64 bits
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    # Tickets are drawn in the order in which programs start: the tiles that a program waits for run already. Rows take
+    # turns, so that their chains advance side by side.
+    ticket = tl.atomic_add(ticket_ptr, 1, sem="relaxed")
+    row, t = ticket % M, ticket // M
+    N = _known(N, ALIGNED)
+    words = 2 if WIDE else 1
+    state_ptr += row.to(tl.int64) * (waves + tiles) * words
+    n = (tiles - 1 - t if REVERSE else t).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + _row_at(row, x_row, ALIGNED) + n, mask=n < N, other=0).to(ACC)
+    _, total = tle.cumsum(x, 0, REVERSE)
+    _publish(state_ptr + (waves + t) * words, total, WIDE)
+    exclusive, _ = tle.cumsum(x, 0, REVERSE)  # while the others finish
+
+    wave = t // (LANES - 1)
+    first = wave * (LANES - 1)
+    lane = tl.arange(0, LANES)  # 0: what came before the wave; the others: its tiles before this one
+    slot = tl.where(lane == 0, wave, waves + first + lane - 1)
+    before = tl.where(lane == 0, wave > 0, lane <= t - first)
+    carry = tl.sum(_collect(state_ptr + slot * words, before, ACC, WIDE), 0)
+    if (t == first + LANES - 2) & (wave + 1 < waves):
+        _publish(state_ptr + (wave + 1) * words, carry + total, WIDE)
+    if t == tiles - 1:
+        tl.store(total_ptr + row, (carry + total).to(total_ptr.dtype.element_ty))
+    exclusive_ptr += _row_at(row, N, ALIGNED)
+    tl.store(exclusive_ptr + n, (exclusive + carry).to(exclusive_ptr.dtype.element_ty), mask=n < N)
+
+
+@kernel("N", "columns")
+def _cumsum_columns_kernel(
+    x_ptr,  # [outer, N, columns]
+    exclusive_ptr,  # [outer, N, columns]
+    total_ptr,  # [outer, columns]
+    N: tl.int64,
+    columns: tl.int64,
+    REVERSE: tl.constexpr,
+    ACC: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    columns = _known(columns, ALIGNED)
+    strips = tl.cdiv(columns, BLOCK_C)
+    outer = tl.program_id(0) // strips
+    c = (tl.program_id(0) % strips * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]  # [1, BLOCK_C]
+    at = tl.arange(0, BLOCK_N)[:, None]  # [BLOCK_N, 1]
+    x_ptr += _row_at(outer, N * columns, ALIGNED)
+    exclusive_ptr += _row_at(outer, N * columns, ALIGNED)
+    carry = tl.zeros((1, BLOCK_C), ACC)
+    blocks = tl.cdiv(N, BLOCK_N)
+    for t in range(0, blocks):
+        n = (blocks - 1 - t if REVERSE else t) * BLOCK_N + at
+        mask = (n < N) & (c < columns)
+        x = tl.load(x_ptr + n * columns + c, mask=mask, other=0).to(ACC)
+        if ACC.is_floating():
+            exclusive, _ = tl.associative_scan((tl.zeros_like(x), x), 0, join, reverse=REVERSE)
+        else:
+            exclusive = tl.associative_scan(x, 0, plus, reverse=REVERSE) - x
+        tl.store(exclusive_ptr + n * columns + c, (exclusive + carry).to(exclusive_ptr.dtype.element_ty), mask=mask)
+        carry += tl.sum(x, 0)[None, :]
+    tl.store(total_ptr + outer * columns + c, carry.to(total_ptr.dtype.element_ty), mask=c < columns)
+
+
+def cumsum(x: Tensor, dim: int = -1, reverse: bool = False, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    exclusive, total = _meta.cumsum(x, dim, reverse, dtype)
+    shape = x.shape or (1,)
+    dim %= len(shape)
+    N = shape[dim]
+    if total.numel() == 0:
+        return exclusive, total
+    if N == 0:
+        return exclusive, total.zero_()
+    x = x.view(torch.uint8) if x.dtype is torch.bool else x
+    columns = shape[dim + 1 :].numel() if x.dim() else 1
+    if columns == 1:
+        _cumsum_rows(x.reshape(-1, N), exclusive, total, reverse)
+        return exclusive, total
+    strips = triton.cdiv(columns, _COLUMN_TILE[1])
+    outer = total.numel() // columns
+    if outer * strips < _ENOUGH // 2 and 4 * _COLUMN_TILE[0] < N:  # too few columns to fill the GPU: make rows of them
+        rows = x.movedim(dim, -1).reshape(-1, N)
+        swapped = torch.empty(rows.shape, dtype=exclusive.dtype, device=x.device)
+        _cumsum_rows(rows, swapped, total, reverse)
+        exclusive.copy_(swapped.view(x.movedim(dim, -1).shape).movedim(-1, dim))
+        return exclusive, total
+    constants = (reverse, _accumulator(exclusive.dtype), columns % 16 == 0, *_COLUMN_TILE)
+    _cumsum_columns_kernel(outer * strips, (x.contiguous(), exclusive, total), (N, columns), constants)
+    return exclusive, total
+
+
+def _cumsum_rows(x: Tensor, exclusive: Tensor, total: Tensor, reverse: bool) -> None:
+    """x [M, N] of any strides; the outputs contiguous, in whatever shape."""
+    M, N = x.shape
+    x = x if x.stride(1) == 1 or N == 1 else x.contiguous()
+    acc = _accumulator(exclusive.dtype)
+    aligned = N % 16 == 0 and x.stride(0) % 16 == 0
+    if M >= _ENOUGH or N <= _TILE:
+        block = min(triton.next_power_of_2(N), _TILE)
+        constants = (reverse, acc, aligned, block, block >= N)
+        _cumsum_rows_kernel(M, (x, exclusive, total), (N, x.stride(0)), constants, num_warps=max(1, block // 512))
+        return
+    wide = acc is tl.int64
+    block = _TILE if wide or N <= 2**21 else _CHAIN_TILE
+    tiles = triton.cdiv(N, block)
+    waves = triton.cdiv(tiles, _LANES - 1)
+    state = torch.zeros(1 + M * (waves + tiles) * (1 + wide), dtype=torch.int64, device=x.device)
+    tensors = (x, exclusive, total, state[1:], state.view(torch.int32))
+    constants = (reverse, acc, wide, aligned, block, _LANES)
+    _cumsum_chain_kernel(M * tiles, tensors, (M, N, tiles, waves, x.stride(0)), constants, num_warps=8)
+
+
+def _accumulator(dtype: torch.dtype) -> tl.dtype:
+    """16-bit floats are summed in float32; integers below 32 bits wrap after the sum as they would before it."""
+    if dtype.is_floating_point:
+        return tl.float32
+    return tl.int64 if dtype == torch.int64 else tl.int32
+
+
+# --- compact ---------------------------------------------------------------------------------------------------------
+@kernel("N", "x_row", "mask_row")
+def _compact_rows_kernel(
+    x_ptr,  # [M, N], rows x_row apart
+    mask_ptr,  # uint8 [M, N], rows mask_row apart
+    packed_ptr,  # [M, N]
+    indices_ptr,  # int64 [M, N]
+    count_ptr,  # int32 [M]
+    N: tl.int64,
+    x_row: tl.int64,
+    mask_row: tl.int64,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    N = _known(N, ALIGNED)
+    x_ptr += _row_at(row, x_row, ALIGNED)
+    mask_ptr += _row_at(row, mask_row, ALIGNED)
+    packed_ptr += _row_at(row, N, ALIGNED)
+    indices_ptr += _row_at(row, N, ALIGNED)
+    at = tl.arange(0, BLOCK)
+    count = 0
+    for start in range(0, N, BLOCK):
+        n = start + at
+        keep = tl.load(mask_ptr + n, mask=n < N, other=0) != 0
+        place, kept = tle.cumsum(keep.to(tl.int32))
+        place += count
+        tl.store(packed_ptr + place, tl.load(x_ptr + n, mask=keep), mask=keep)
+        tl.store(indices_ptr + place, n, mask=keep)
+        count += kept
+    for start in range(count // BLOCK * BLOCK, N, BLOCK):
+        n = start + at
+        rest = (n >= count) & (n < N)
+        tl.store(packed_ptr + n, tl.zeros((BLOCK,), packed_ptr.dtype.element_ty), mask=rest)
+        tl.store(indices_ptr + n, tl.full((BLOCK,), -1, tl.int64), mask=rest)
+    tl.store(count_ptr + row, count)
+
+
+@kernel("N", "tiles", "x_row", "mask_row")
+def _compact_scatter_kernel(
+    x_ptr,  # [M, N], rows x_row apart
+    mask_ptr,  # uint8 [M, N], rows mask_row apart
+    rank_ptr,  # int32 [M, N]: kept before each element
+    packed_ptr,  # [M, N]
+    indices_ptr,  # int64 [M, N]
+    count_ptr,  # int32 [M]
+    N: tl.int64,
+    tiles: tl.int32,
+    x_row: tl.int64,
+    mask_row: tl.int64,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0) // tiles
+    N = _known(N, ALIGNED)
+    n = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < N
+    keep = tl.load(mask_ptr + _row_at(row, mask_row, ALIGNED) + n, mask=inside, other=0) != 0
+    rank = tl.load(rank_ptr + _row_at(row, N, ALIGNED) + n, mask=inside, other=0)
+    x = tl.load(x_ptr + _row_at(row, x_row, ALIGNED) + n, mask=keep, other=0)
+    # What is dropped fills the tail, one place each: every place is written once.
+    place = _row_at(row, N, ALIGNED) + tl.where(keep, rank, tl.load(count_ptr + row) + n - rank)
+    tl.store(packed_ptr + place, x, mask=inside)
+    tl.store(indices_ptr + place, tl.where(keep, n, -1), mask=inside)
+
+
+def compact(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    packed, indices, count = _meta.compact(x, mask)
+    N = x.shape[-1]
+    M = count.numel()
+    if M == 0 or N == 0:
+        return packed, indices, count.zero_()
+    x, target = (t.view(_UNSIGNED[t.dtype.itemsize]) for t in (x, packed))  # bits are moved, not numbers
+    x, mask = (_unit_stride(t.reshape(M, N)) for t in (x, mask.view(torch.uint8)))
+    aligned = N % 16 == 0 and x.stride(0) % 16 == 0 and mask.stride(0) % 16 == 0
+    if M >= _ENOUGH or N <= _TILE:
+        block = min(triton.next_power_of_2(N), _TILE // 2)
+        tensors, scalars = (x, mask, target, indices, count), (N, x.stride(0), mask.stride(0))
+        _compact_rows_kernel(M, tensors, scalars, (aligned, block), num_warps=max(1, block // 512))
+        return packed, indices, count
+    rank = torch.empty((M, N), dtype=torch.int32, device=x.device)
+    _cumsum_rows(mask, rank, count, False)
+    tiles = triton.cdiv(N, _TILE // 2)
+    tensors = (x, mask, rank, target, indices, count)
+    scalars = (N, tiles, x.stride(0), mask.stride(0))
+    _compact_scatter_kernel(M * tiles, tensors, scalars, (aligned, _TILE // 2))
+    return packed, indices, count
+
+
+_UNSIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _unit_stride(x: Tensor) -> Tensor:
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+
+
+# --- histogram -------------------------------------------------------------------------------------------------------
+@kernel("N", "bins", "parts", "x_row")
+def _histogram_kernel(
+    x_ptr,  # [M, N], rows x_row apart
+    counts_ptr,  # int32 [M, bins], zeros unless ONE_PART
+    N: tl.int64,
+    bins: tl.int32,
+    parts: tl.int32,  # programs of a row
+    x_row: tl.int64,
+    ALIGNED: tl.constexpr,
+    ONE_PART: tl.constexpr,
+    BINS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    part = tl.program_id(0) % parts
+    row = tl.program_id(0) // parts
+    N = _known(N, ALIGNED)
+    x_ptr += _row_at(row, x_row, ALIGNED)
+    at = tl.arange(0, BLOCK)
+    counts = tl.zeros((BINS,), tl.int32)
+    for start in range(part.to(tl.int64) * BLOCK, N, parts.to(tl.int64) * BLOCK):
+        x = tl.load(x_ptr + start + at, mask=start + at < N, other=-1)
+        counted = (start + at < N) & (x >= 0) & (x < bins)
+        counts += tl.histogram(tl.where(counted, x, 0).to(tl.int32), BINS, mask=counted)
+    b = tl.arange(0, BINS)
+    counts_ptr += row.to(tl.int64) * bins
+    if ONE_PART:
+        tl.store(counts_ptr + b, counts, mask=b < bins)
+    else:  # sums of integers: the order does not matter
+        tl.atomic_add(counts_ptr + b, counts, mask=(b < bins) & (counts > 0), sem="relaxed")
+
+
+@kernel("N", "bins", "parts", "x_row")
+def _histogram_scatter_kernel(
+    x_ptr,  # [M, N], rows x_row apart
+    counts_ptr,  # int32 [M, bins], zeros
+    N: tl.int64,
+    bins: tl.int64,
+    parts: tl.int32,  # programs of a row
+    x_row: tl.int64,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    part = tl.program_id(0) % parts
+    row = tl.program_id(0) // parts
+    n = part.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + _row_at(row, x_row, ALIGNED) + n, mask=n < N, other=-1)
+    counted = (n < N) & (x >= 0) & (x < bins)
+    tl.atomic_add(counts_ptr + row.to(tl.int64) * bins + x, 1, mask=counted, sem="relaxed")
+
+
+def histogram(x: Tensor, bins: int) -> Tensor:
+    counts = _meta.histogram(x, bins)
+    N = x.shape[-1]
+    M = counts.numel() // bins
+    if M == 0 or N == 0:
+        return counts.zero_()
+    x = x.view(torch.uint8) if x.dtype is torch.bool else x
+    x = _unit_stride(x.reshape(M, N))
+    aligned = N % 16 == 0 and x.stride(0) % 16 == 0
+    tiles = triton.cdiv(N, _TILE)
+    block = min(max(triton.next_power_of_2(N), 128), _TILE)
+    if bins > _MOST_BINS:
+        counts.zero_()
+        scalars = (N, bins, tiles, x.stride(0))
+        _histogram_scatter_kernel(M * tiles, (x, counts), scalars, (aligned, block), num_warps=max(1, block // 512))
+        return counts
+    parts = min(tiles, triton.cdiv(_ENOUGH, M))
+    if parts > 1:
+        counts.zero_()
+    constants = (aligned, parts == 1, max(triton.next_power_of_2(bins), 128), block)
+    scalars = (N, bins, parts, x.stride(0))
+    _histogram_kernel(M * parts, (x, counts), scalars, constants, num_warps=max(1, block // 512))
+    return counts
