@@ -1,6 +1,7 @@
-"""Compiles the CUDA that TileLang generates for sm_90a and reports what came out: PTX, registers, spills, shared memory.
+"""Compiles the CUDA that TileLang generates for sm_90a and reports what came out: PTX, registers, spills, shared
+memory.
 
-nvcc, ptxas and the headers are those of a toolkit ($CUDA_HOME, nvcc on the PATH, /usr/local/cuda) or of nvidia's wheels.
+nvcc and the headers are those of a toolkit ($CUDA_HOME, nvcc on the PATH, /usr/local/cuda) or of nvidia's wheels.
 """
 
 import collections
@@ -66,7 +67,7 @@ class Cubin:
 
     def count(self, prefix: str) -> collections.Counter:
         """The PTX instructions that begin with `prefix`, by name."""
-        return collections.Counter(re.findall(rf"^\s*(?:@%p\d+ )?({re.escape(prefix)}[\w.:]*)", self.ptx, re.M))
+        return collections.Counter(re.findall(rf"^[\s{{]*(?:@%p\d+ )?({re.escape(prefix)}[\w.:]*)", self.ptx, re.M))
 
 
 def build(prim_func, pass_configs=None) -> Cubin:

@@ -62,7 +62,9 @@ inline void __syncwarp(unsigned = 0xffffffffu) {
 }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
-template <class T> inline T __shfl_xor_sync(unsigned, T v, int mask, int = 32) { return emu::shfl(v, emu::lane() ^ mask); }
+template <class T> inline T __shfl_xor_sync(unsigned, T v, int mask, int = 32) {
+  return emu::shfl(v, emu::lane() ^ mask);
+}
 template <class T> inline T __shfl_sync(unsigned, T v, int source, int w = 32) {
   return emu::shfl(v, (emu::lane() & ~(w - 1)) | (source & (w - 1)));
 }
@@ -75,8 +77,12 @@ template <class T> inline T __shfl_up_sync(unsigned, T v, unsigned delta, int w 
   return emu::shfl(v, (l & (w - 1)) >= (int)delta ? l - (int)delta : l);
 }
 template <class T> inline T __reduce_add_sync(unsigned, T v) { return emu::redux(v, [](T a, T b) { return a + b; }); }
-template <class T> inline T __reduce_max_sync(unsigned, T v) { return emu::redux(v, [](T a, T b) { return a > b ? a : b; }); }
-template <class T> inline T __reduce_min_sync(unsigned, T v) { return emu::redux(v, [](T a, T b) { return a < b ? a : b; }); }
+template <class T> inline T __reduce_max_sync(unsigned, T v) {
+  return emu::redux(v, [](T a, T b) { return a > b ? a : b; });
+}
+template <class T> inline T __reduce_min_sync(unsigned, T v) {
+  return emu::redux(v, [](T a, T b) { return a < b ? a : b; });
+}
 inline unsigned __ballot_sync(unsigned, int predicate) {
   int all[32];
   emu::warp_exchange(&predicate, sizeof(int), all);

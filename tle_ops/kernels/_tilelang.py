@@ -30,8 +30,7 @@ _set_cuda_home()
 import tilelang  # noqa: E402
 
 # The kernels guard every access themselves. TileLang's own guards test single elements, which ends vector accesses.
-# Its TMA lowering is for tiles of shared memory, which these kernels do not copy.
-PASS_CONFIGS = {"tl.disable_safe_memory_legalize": True, "tl.disable_tma_lower": True}
+PASS_CONFIGS = {"tl.disable_safe_memory_legalize": True}
 
 # Names of the types in TileLang.
 DTYPE = {

@@ -1,10 +1,10 @@
-"""The arithmetic of the FP8 quantizers in the words of a TileLang kernel, bit for bit the reference. No device divides here:
+"""The arithmetic of the FP8 quantizers in the words of a TileLang kernel, bit for bit the reference:
 
 - amax is an INTEGER max over the bits of |x|. They order like the numbers, then inf, then NaN, so that NaN wins. Two
   16-bit floats share a 32-bit word and are compared in one instruction.
-- x / scale is the product with the rounded reciprocal, corrected by one Newton step whose remainder is exact (Markstein,
-  IBM J. Res. Dev. 34, 1990). Every quotient that FP8 can tell from its neighbours comes out as IEEE division has it;
-  tests/test_tilelang.py tries all pairs of divisors and rounding borders.
+- x / scale is no division but the product with the rounded reciprocal, corrected by one Newton step whose remainder
+  is exact (Markstein, IBM J. Res. Dev. 34, 1990). Every quotient that FP8 can tell from its neighbours comes out as
+  IEEE division has it; tests/test_tilelang_fp8.py tries all divisors at all rounding borders.
 """
 
 import struct
