@@ -160,10 +160,13 @@ def cuda_body(op: str, schema: torch._C.FunctionSchema) -> Callable:
         i for i, a in enumerate(schema.arguments) if "Tensor" in str(a.type) or "ScalarType" in str(a.real_type)
     )
     default: Callable | None = None
+    replay: Callable | None = None  # of the default kernel, if it has one
 
     def body(*args):
-        nonlocal default
+        nonlocal default, replay
         if default is not None and _forced is None:
+            if replay is not None and (result := replay(args)) is not None:
+                return result
             for i in positions:
                 if i < len(args) and _dtype(args[i]) in _REF_DTYPES:
                     break
@@ -171,11 +174,13 @@ def cuda_body(op: str, schema: torch._C.FunctionSchema) -> Callable:
                 return default(*args)
         choice = _choose(op, args)
         kernel = _kernel(choice.module, op)
-        if choice.reason == "the default":
-            default = kernel
-        elif choice.reason.startswith("TileLang"):
+        if choice.backend == "ref":
+            with torch.no_grad():  # a non-differentiable op comes here with autograd on
+                return kernel(*args)
+        if choice.reason.startswith("TileLang"):
             _warn_once(f"tle_ops: {choice}")
-            default = kernel
+        if _forced is None:
+            default, replay = kernel, getattr(kernel, "replay", None)
         return kernel(*args)
 
     return body

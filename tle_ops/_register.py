@@ -58,8 +58,8 @@ def _kernel(_keys, {signature}):
             return _apply({call}, _run_below, _keys)
         with _single_level():
             return _apply({call}, _run_below, _keys)
-    if _device is not None and (_differentiable or not _grad_enabled()):
-        return _bodies[_device]({call})
+    if _device == "CUDA" or _device is not None and (_differentiable or not _grad_enabled()):
+        return _bodies[_device]({call})  # kernels record no graph; the reference on the CPU would
     with _no_grad():
         return _bodies[_device]({call}) if _device is not None else _run_below(_keys, {call})
 """
