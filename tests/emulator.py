@@ -30,7 +30,6 @@ import torch
 from tilelang import tvm
 
 from tests import cubin
-from tests.table import assert_same_bits
 from tle_ops.kernels import _tilelang
 
 ORDERS = (0, 1, 3)
@@ -182,15 +181,6 @@ def kernels(device, monkeypatch):
     torch.use_deterministic_algorithms(True)
     yield device
     torch.use_deterministic_algorithms(False)
-
-
-def check(got, want, what=""):
-    """Bit for bit; but which NaN an arithmetic result is depends on the device. Quantizers promise theirs."""
-    assert_same_bits(_one_nan(got.cpu()), _one_nan(want), what)
-
-
-def _one_nan(t):
-    return t.masked_fill(t.isnan(), torch.nan) if t.dtype.is_floating_point and t.dtype.itemsize > 1 else t
 
 
 def _check(b, a, values):

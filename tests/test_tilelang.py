@@ -1,6 +1,7 @@
 """The seam to TileLang and the elementwise kernels. On the CPU the generated CUDA runs in tests/emulator.py, in three
 thread orders; on a GPU the same tests run for real. The quantizers are in test_tilelang_fp8.py."""
 
+import contextlib
 import threading
 
 import pytest
@@ -12,8 +13,7 @@ import tilelang
 import tilelang.language as T
 
 from tests import cubin, emulator
-from tests.emulator import check
-from tests.table import BF16, E4M3, E5M2, F16, F32, layouts
+from tests.table import BF16, E4M3, E5M2, F16, F32, assert_same_bits, layouts
 from tle_ops.kernels import _tilelang, elementwise_ref, elementwise_tilelang
 from tle_ops.kernels._tilelang import Kernel
 
@@ -61,29 +61,34 @@ def test_a_kernel_is_built_once_by_eight_threads(monkeypatch):
     assert found[0] is not found[1]
 
 
-@pytest.mark.parametrize("current", (0, 1))
-def test_launch_restores_the_device(monkeypatch, current):
-    """Compiled for real, for a pretended device 0; its host code then refuses CPU tensors, before any launch."""
+def test_launch_of_a_compiled_and_of_a_cached_kernel(monkeypatch, tmp_path):
+    """Built for real, for a pretended device 0, which must be current during the launch and not after it. The host code
+    refuses the CPU tensors."""
     entered = []
 
-    class Guard:
-        def __init__(self, index):
-            self.index = index
-
-        def __enter__(self):
-            entered.append(self.index)
-
-        def __exit__(self, *exc):
+    @contextlib.contextmanager
+    def guard(index):
+        entered.append(index)
+        try:
+            yield
+        finally:
             entered.append("left")
 
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
-    monkeypatch.setattr(torch.cuda, "device", Guard)
-    launch = _tilelang.compile_prim_func(copy_factory(32), torch.device("cuda", 0))
-    x = torch.zeros(32)
-    with pytest.raises(RuntimeError, match="device_type"):
-        launch(x, torch.empty_like(x))
-    assert entered == ([] if current == 0 else [0, "left"])
+    monkeypatch.setattr(torch.cuda, "device", guard)
+    x, prim_func = torch.zeros(32), copy_factory(32)
+    for kind in ("compiled", "from the disk"):
+        tilelang.cache._dispatch_map["tvm_ffi"]._memory_cache.clear()
+        _tilelang._entry.cache_clear()
+        for current in (0, 1):
+            monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
+            launch = _tilelang.compile_prim_func(prim_func, torch.device("cuda", 0))
+            with pytest.raises(RuntimeError, match="device_type"):
+                launch(x, torch.empty_like(x))
+            assert entered == [0, "left"] * current, kind
+            entered.clear()
+    assert list(tmp_path.rglob("*.so"))
 
 
 def test_arch():
@@ -149,7 +154,7 @@ def test_add_variants(kernels, variant, dtype):
         x, y = torch.randn(n).to(dtype), torch.randn(n).to(dtype)
         x[: min(n, 500)] = specials(min(n, 500), dtype)
         got = getattr(elementwise_tilelang, variant)(x.to(kernels), y.to(kernels))
-        check(got, elementwise_ref.add(x, y), f"{n} elements")
+        assert_same_bits(got, elementwise_ref.add(x, y), f"{n} elements")
 
 
 @pytest.mark.parametrize("dtype", (torch.bool, torch.uint8, torch.int64), ids=str)
@@ -157,7 +162,7 @@ def test_add_integers_wrap_and_bools_or(kernels, dtype):
     top = 1 << 62 if dtype is torch.int64 else 255
     for n in SIZES:
         x, y = torch.randint(0, top, (n,)).to(dtype), torch.randint(0, top, (n,)).to(dtype)
-        check(elementwise_tilelang.add((x * 2).to(kernels), y.to(kernels)), x * 2 + y, f"{n} elements")
+        assert_same_bits(elementwise_tilelang.add((x * 2).to(kernels), y.to(kernels)), x * 2 + y, f"{n} elements")
 
 
 def test_add_any_layout(kernels):
@@ -168,7 +173,7 @@ def test_add_any_layout(kernels):
             if name != "unaligned"
             else torch.cat([x.new_zeros(1), x.flatten()]).to(kernels)[1:].view(6, 40)
         )
-        check(elementwise_tilelang.add(x, y.to(kernels)), x.cpu() + y, name)
+        assert_same_bits(elementwise_tilelang.add(x, y.to(kernels)), x.cpu() + y, name)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +188,7 @@ def test_add_any_layout(kernels):
     ids=("broadcast", "mixed", "scalar", "0-d", "empty"),
 )
 def test_add_broadcasts_and_promotes(kernels, x, y):
-    check(elementwise_tilelang.add(x.to(kernels), y.to(kernels)), elementwise_ref.add(x, y))
+    assert_same_bits(elementwise_tilelang.add(x.to(kernels), y.to(kernels)), elementwise_ref.add(x, y))
 
 
 # --- scale_cast ------------------------------------------------------------------------------------------------------
@@ -199,7 +204,7 @@ def test_scale_cast(kernels, dtype, out_dtype):
         x = elementwise_ref.saturating_cast(x, dtype)
         for alpha in (0.37, -1.0, 1e-3):  # one build for all
             got = elementwise_tilelang.scale_cast(x.to(kernels), alpha, out_dtype)
-            check(got, elementwise_ref.scale_cast(x, alpha, out_dtype), f"{n} elements, alpha {alpha}")
+            assert_same_bits(got, elementwise_ref.scale_cast(x, alpha, out_dtype), f"{n} elements, alpha {alpha}")
 
 
 def test_scale_cast_rounds_ties_to_even(kernels):
@@ -211,14 +216,14 @@ def test_scale_cast_rounds_ties_to_even(kernels):
         up, down = (middle.nextafter(torch.full_like(middle, end)) for end in (torch.inf, -torch.inf))
         x = torch.cat([middle, up, down])
         got = elementwise_tilelang.scale_cast(x.to(kernels), 1.0, out_dtype)
-        check(got, elementwise_ref.scale_cast(x, 1.0, out_dtype))
+        assert_same_bits(got, elementwise_ref.scale_cast(x, 1.0, out_dtype))
 
 
 def test_scale_cast_unaligned_strided_and_empty(kernels):
     base = torch.randn(2, 34).bfloat16().to(kernels)
     for x in (base.flatten()[1:], base.t(), base[:, ::2], base[:0], base[0, 0]):
         got = elementwise_tilelang.scale_cast(x, 3.0, E4M3)
-        check(got, elementwise_ref.scale_cast(x.cpu(), 3.0, E4M3), str(x.stride()))
+        assert_same_bits(got, elementwise_ref.scale_cast(x.cpu(), 3.0, E4M3), str(x.stride()))
 
 
 # --- what the compiler makes of them ---------------------------------------------------------------------------------

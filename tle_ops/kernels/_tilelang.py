@@ -58,7 +58,7 @@ class Kernel:
 
     def __init__(self, factory: Callable) -> None:
         functools.update_wrapper(self, factory)
-        self.factory = factory
+        self.factory = functools.cache(factory)
         self.built: dict[tuple, Callable[..., None]] = {}
 
     def __call__(self, device: torch.device, *key: Any) -> Callable[..., None]:
@@ -76,14 +76,7 @@ class Kernel:
 def compile_prim_func(prim_func: Any, device: torch.device) -> Callable[..., None]:
     """The launcher of one kernel on one device: takes the arguments of the prim_func, runs on torch's current stream of
     the device, and leaves the current device as it was (TileLang's host code does not)."""
-    kernel = tilelang.compile(
-        prim_func,
-        target={"kind": "cuda", "arch": arch(torch.cuda.get_device_capability(device))},
-        execution_backend="tvm_ffi",
-        pass_configs=PASS_CONFIGS,
-    )
-    # Past JITKernel.__call__, which walks over the arguments in Python.
-    run = kernel.adapter.get_exportable_executable().jit().main
+    run = _entry(prim_func, arch(torch.cuda.get_device_capability(device)))
     current_device, index = torch.cuda.current_device, device.index
 
     def launch(*args: Any) -> None:
@@ -94,6 +87,16 @@ def compile_prim_func(prim_func: Any, device: torch.device) -> Callable[..., Non
                 run(*args)
 
     return launch
+
+
+@functools.cache  # devices of one architecture share it
+def _entry(prim_func: Any, arch: str) -> Callable[..., None]:
+    target = {"kind": "cuda", "arch": arch}
+    kernel = tilelang.compile(prim_func, target=target, execution_backend="tvm_ffi", pass_configs=PASS_CONFIGS)
+    # Past JITKernel.__call__, which walks over the arguments in Python.
+    executable = kernel.adapter.get_exportable_executable()
+    module = executable.jit() if hasattr(executable, "jit") else executable  # the second comes from the disk cache
+    return module.main
 
 
 def arch(capability: tuple[int, int]) -> str:
