@@ -33,7 +33,13 @@ class Kernel:
         self.variants: dict[tuple, Any] = {}
 
     def __call__(
-        self, grid: int, tensors: tuple[Tensor, ...], scalars: tuple, constants: tuple, num_warps: int = 4
+        self,
+        grid: int,
+        tensors: tuple[Tensor, ...],
+        scalars: tuple,
+        constants: tuple,
+        num_warps: int = 4,
+        maxnreg: int | None = None,
     ) -> None:
         """Launch `grid` programs on the current stream of the first tensor's device."""
         if INTERPRETED:
@@ -42,13 +48,14 @@ class Kernel:
         index = tensors[0].get_device()
         if index != _current_device():
             with torch.cuda.device(index):
-                self(grid, tensors, scalars, constants, num_warps)
+                self(grid, tensors, scalars, constants, num_warps, maxnreg)
             return
         pointers = [t.data_ptr() for t in tensors]
-        key = (index, num_warps, constants, *(t.dtype for t in tensors), *(p & 15 == 0 for p in pointers))
+        key = (index, num_warps, maxnreg, constants, *(t.dtype for t in tensors), *(p & 15 == 0 for p in pointers))
         variant = self.variants.get(key)
         if variant is None:
-            variant = self.fn[(grid,)](*tensors, *scalars, *constants, num_warps=num_warps)
+            options = {"num_warps": num_warps} if maxnreg is None else {"num_warps": num_warps, "maxnreg": maxnreg}
+            variant = self.fn[(grid,)](*tensors, *scalars, *constants, **options)
             self.variants[key] = variant
         else:
             launch, head = _launcher(variant)

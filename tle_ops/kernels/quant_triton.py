@@ -28,9 +28,10 @@ from tle_ops.kernels._triton import encode, kernel, magnitude, replayed, scale_o
 _TILE = 2048  # elements of a tile of token groups: 32 per thread of 2 warps
 _CHANNELS = 64  # columns of a tile of channel groups: 128 contiguous bytes of bfloat16
 _LONGEST = 16384  # elements of a group that is still held in registers
+_FITS = 48 * 2**20  # elements of x that may leave the L2 cache (60 MB) first
 _FEW = 264  # programs: two for each multiprocessor of an H200
 _CODE = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
-_GEOMETRY = ("M", "N", "tiles_m", "tiles_n", "tiles", "rows", "cols", "x_b", "x_m", "x_n", "s_b", "s_m", "s_n")
+_GEOMETRY = ("M", "N", "tiles_m", "tiles_n", "tiles", "rows", "cols", "x_b", "x_m", "x_n", "s_b", "s_m", "s_n", "fits")
 
 
 # --- device functions --------------------------------------------------------------------------------------------------
@@ -83,11 +84,18 @@ def _tile(
 
 
 @triton.jit
-def _inside_chunk(k, c, inside_r, width, FULL_C: tl.constexpr, BLOCK_C: tl.constexpr):
-    if FULL_C:
-        return inside_r
+def _piece(
+    k, r, c, height, width, AXIS: tl.constexpr, FULL_C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+):
+    """Rows and columns of a group's piece number k, and which of them are inside."""
+    if AXIS == 1:
+        c += k * BLOCK_C
     else:
-        return inside_r & (c + k * BLOCK_C < width.to(tl.int32))
+        r += k * BLOCK_R
+    if FULL_C:
+        return r, c, r < height.to(tl.int32)
+    else:
+        return r, c, (r < height.to(tl.int32)) & (c < width.to(tl.int32))
 
 
 @triton.jit
@@ -134,6 +142,48 @@ def _encode(x, scale, dtype: tl.constexpr, CODE: tl.constexpr, DEQUANTIZE: tl.co
         return q
 
 
+@triton.jit
+def _cast_held(
+    x_ptr,
+    q_ptr,
+    scales_ptr,  # in the shape of `_reduce`
+    exists,
+    r,
+    c,
+    height,
+    width,
+    N,
+    x_m,
+    x_n,
+    EVICT: tl.constexpr,
+    AXIS: tl.constexpr,
+    FULL_C: tl.constexpr,
+    SMALL: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    CODE: tl.constexpr,
+    FP8_MAX: tl.constexpr,
+    UE8M0: tl.constexpr,
+    DEQUANTIZE: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    """Cast a region whose groups are held in registers, in pieces that stay in x's type until their turn comes."""
+    pieces = ()
+    bits = tl.zeros((BLOCK_R, BLOCK_C), tl.int32)
+    for k in tl.static_range(PIECES):
+        rk, ck, mask = _piece(k, r, c, height, width, AXIS, FULL_C, BLOCK_R, BLOCK_C)
+        x = tl.load(x_ptr + _at(rk, ck, x_m, x_n, SMALL), mask=mask, other=0.0, eviction_policy=EVICT)
+        bits = tl.maximum(bits, magnitude(x.to(tl.float32)))
+        pieces = pieces + (x,)  # noqa: RUF005  (Triton's tuples know no unpacking)
+    scale = scale_of(_reduce(bits, AXIS), FP8_MAX, UE8M0)
+    for k in tl.static_range(PIECES):
+        rk, ck, mask = _piece(k, r, c, height, width, AXIS, FULL_C, BLOCK_R, BLOCK_C)
+        q = _encode(pieces[k].to(tl.float32), scale, q_ptr.dtype.element_ty, CODE, DEQUANTIZE)
+        tl.store(q_ptr + _at(rk, ck, N, tl.full((), 1, tl.int64), SMALL), q, mask=mask)
+    if not DEQUANTIZE:
+        tl.store(scales_ptr, scale, mask=exists)
+
+
 # --- kernels -----------------------------------------------------------------------------------------------------------
 @kernel(*_GEOMETRY)
 def _amax_kernel(
@@ -152,6 +202,7 @@ def _amax_kernel(
     s_b: tl.int64,
     s_m: tl.int64,
     s_n: tl.int64,
+    fits: tl.int32,  # x may leave the L2 cache first: it is small enough for what was written before it to stay there
     AXIS: tl.constexpr,
     FLAT: tl.constexpr,  # 1: x is one column of groups of BLOCK_C, all contiguous. 2: but for the scales
     FULL_C: tl.constexpr,  # no tile reaches beyond a region's columns
@@ -190,6 +241,7 @@ def _cast_kernel(
     s_b: tl.int64,
     s_m: tl.int64,
     s_n: tl.int64,
+    fits: tl.int32,  # x may leave the L2 cache first: it is small enough for what was written before it to stay there
     AXIS: tl.constexpr,
     FLAT: tl.constexpr,  # 1: x is one column of groups of BLOCK_C, all contiguous. 2: but for the scales
     FULL_C: tl.constexpr,  # no tile reaches beyond a region's columns
@@ -201,9 +253,8 @@ def _cast_kernel(
     FP8_MAX: tl.constexpr,
     UE8M0: tl.constexpr,
     DEQUANTIZE: tl.constexpr,
-    ONE_TILE: tl.constexpr,
+    PIECES: tl.constexpr,  # tiles of a group that is held in registers; 0: it is too long for that
     SHARED: tl.constexpr,
-    CHUNKS: tl.constexpr,  # more than 1: a row group of that many times BLOCK_C elements, held in registers
 ):
     N, cols, x_b, x_m, x_n = _strides(N, cols, x_b, x_m, x_n, FLAT, ALIGNED, BLOCK_C)
     pid = tl.program_id(0)
@@ -214,54 +265,50 @@ def _cast_kernel(
     b, i, j, r0, c0, height, width = _region(pid, M, N, tiles_m, tiles_n, rows, cols, FLAT)
     x_ptr += b * x_b + r0 * x_m + c0 * x_n
     q_ptr += (b * M + r0) * N + c0
-    r, c, inside_r, inside_c = _tile(first, cols, height, width, ONE_TILE, FULL_C, BLOCK_R, BLOCK_C)
+    r, c, inside_r, inside_c = _tile(first, cols, height, width, PIECES > 0, FULL_C, BLOCK_R, BLOCK_C)
     where, exists = _scales(b, i, j, r0, c0, r, c, inside_r, inside_c, tiles_n, s_b, s_m, s_n, AXIS, FLAT)
-    if CHUNKS > 1:  # a long row in registers, in pieces: its length need not be near a power of two
-        chunks = ()
-        bits = tl.zeros((BLOCK_R, BLOCK_C), tl.int32)
-        for k in tl.static_range(CHUNKS):
-            x = tl.load(
-                x_ptr + _at(r, c + k * BLOCK_C, x_m, x_n, SMALL),
-                mask=_inside_chunk(k, c, inside_r, width, FULL_C, BLOCK_C),
-                other=0.0,
-            )
-            bits = tl.maximum(bits, magnitude(x.to(tl.float32)))
-            chunks = chunks + (x,)  # noqa: RUF005  (Triton's tuples know no unpacking)
-        scale = scale_of(_reduce(bits, AXIS), FP8_MAX, UE8M0)
-        for k in tl.static_range(CHUNKS):
-            q = _encode(chunks[k].to(tl.float32), scale, q_ptr.dtype.element_ty, CODE, DEQUANTIZE)
-            tl.store(
-                q_ptr + _at(r, c + k * BLOCK_C, N, tl.full((), 1, tl.int64), SMALL),
-                q,
-                mask=_inside_chunk(k, c, inside_r, width, FULL_C, BLOCK_C),
+    scales_ptr += where
+    if PIECES > 0:
+        if AXIS == 1:  # two copies of the code, for a choice at run time
+            if fits != 0:
+                _cast_held(
+                    *(x_ptr, q_ptr, scales_ptr, exists, r, c, height, width, N, x_m, x_n, "evict_first"),
+                    *(AXIS, FULL_C, SMALL, BLOCK_R, BLOCK_C, CODE, FP8_MAX, UE8M0, DEQUANTIZE, PIECES),
+                )
+            else:
+                _cast_held(
+                    *(x_ptr, q_ptr, scales_ptr, exists, r, c, height, width, N, x_m, x_n, ""),
+                    *(AXIS, FULL_C, SMALL, BLOCK_R, BLOCK_C, CODE, FP8_MAX, UE8M0, DEQUANTIZE, PIECES),
+                )
+        else:
+            _cast_held(
+                *(x_ptr, q_ptr, scales_ptr, exists, r, c, height, width, N, x_m, x_n, ""),
+                *(AXIS, FULL_C, SMALL, BLOCK_R, BLOCK_C, CODE, FP8_MAX, UE8M0, DEQUANTIZE, PIECES),
             )
     else:
         mask = inside_r & inside_c
         x = tl.load(x_ptr + _at(r, c, x_m, x_n, SMALL), mask=mask, other=0.0).to(tl.float32)
         if SHARED:
-            bits = tl.load(bits_ptr + where, mask=exists, other=0)
+            scale = scale_of(tl.load(bits_ptr + where, mask=exists, other=0), FP8_MAX, UE8M0)
+            q = _encode(x, scale, q_ptr.dtype.element_ty, CODE, DEQUANTIZE)
+            tl.store(q_ptr + _at(r, c, N, tl.full((), 1, tl.int64), SMALL), q, mask=mask)
             exists = exists & (first == 0)
         else:
             bits = _reduce(magnitude(x), AXIS)
-            if not ONE_TILE:
-                for t in range(1, tiles):
-                    r, c, inside_r, inside_c = _tile(t, cols, height, width, False, FULL_C, BLOCK_R, BLOCK_C)
-                    mask = inside_r & inside_c
-                    x = tl.load(x_ptr + _at(r, c, x_m, x_n, SMALL), mask=mask, other=0.0).to(tl.float32)
-                    bits = tl.maximum(bits, _reduce(magnitude(x), AXIS))
-        scale = scale_of(bits, FP8_MAX, UE8M0)
-        if ONE_TILE or SHARED:
-            q = _encode(x, scale, q_ptr.dtype.element_ty, CODE, DEQUANTIZE)
-            tl.store(q_ptr + _at(r, c, N, tl.full((), 1, tl.int64), SMALL), q, mask=mask)
-        else:
+            for t in range(1, tiles):
+                r, c, inside_r, inside_c = _tile(t, cols, height, width, False, FULL_C, BLOCK_R, BLOCK_C)
+                mask = inside_r & inside_c
+                x = tl.load(x_ptr + _at(r, c, x_m, x_n, SMALL), mask=mask, other=0.0).to(tl.float32)
+                bits = tl.maximum(bits, _reduce(magnitude(x), AXIS))
+            scale = scale_of(bits, FP8_MAX, UE8M0)
             for t in range(0, tiles):
                 r, c, inside_r, inside_c = _tile(t, cols, height, width, False, FULL_C, BLOCK_R, BLOCK_C)
                 mask = inside_r & inside_c
                 x = tl.load(x_ptr + _at(r, c, x_m, x_n, SMALL), mask=mask, other=0.0).to(tl.float32)
                 q = _encode(x, scale, q_ptr.dtype.element_ty, CODE, DEQUANTIZE)
                 tl.store(q_ptr + _at(r, c, N, tl.full((), 1, tl.int64), SMALL), q, mask=mask)
-    if not DEQUANTIZE:
-        tl.store(scales_ptr + where, scale, mask=exists)
+        if not DEQUANTIZE:
+            tl.store(scales_ptr, scale, mask=exists)
 
 
 @kernel(*_GEOMETRY)
@@ -282,6 +329,7 @@ def _cast_back_kernel(
     s_b: tl.int64,
     s_m: tl.int64,
     s_n: tl.int64,
+    fits: tl.int32,  # x may leave the L2 cache first: it is small enough for what was written before it to stay there
     AXIS: tl.constexpr,
     FLAT: tl.constexpr,  # 1: x is one column of groups of BLOCK_C, all contiguous. 2: but for the scales
     FULL_C: tl.constexpr,  # no tile reaches beyond a region's columns
@@ -312,10 +360,11 @@ def _cast_back_kernel(
 class _Plan(NamedTuple):
     regions: int
     tiles: int  # of a region
-    chunks: int  # of a row group, if it is held in registers in pieces
+    pieces: int  # tiles of a group that is held in registers, or 0
     scalars: tuple
     constants: tuple
     num_warps: int
+    maxnreg: int | None  # three programs of a 128 x 128 block per multiprocessor in place of two
 
 
 _TOKEN, _CHANNEL, _BLOCK = 1, 0, 2  # AXIS
@@ -334,7 +383,7 @@ def _plan(axis: int, size: int, shape: tuple, x_strides: tuple, s_strides: tuple
         return None
     s_b, s_m, s_n = s_strides or (0, 0, 0)
     contiguous = x_n == 1 and (M == 1 or x_m == N) and (B == 1 or x_b == M * N)
-    flat, chunks, groups = 0, 1, 1
+    flat, pieces, groups = 0, 1, 1
     if axis == _TOKEN:
         cols = N if size == -1 else min(size, N)
         groups = -(-N // cols)
@@ -343,7 +392,7 @@ def _plan(axis: int, size: int, shape: tuple, x_strides: tuple, s_strides: tuple
             rows = block_r = max(1, _TILE // block_c)
         else:
             rows, block_r, block_c = 1, 1, 1024 if cols <= 8192 else 2048
-            chunks = -(-cols // block_c) if cols <= _LONGEST else 1
+            pieces = -(-cols // block_c) if cols <= _LONGEST else 0
         if block_c == cols and N % cols == 0 and contiguous:  # every group becomes a row of its own
             joined = not s_strides or ((s_m == groups or M == 1) and (s_n == 1 or groups == 1))
             flat = 1 if joined else 2 if M * groups < 2**31 else 0
@@ -352,13 +401,12 @@ def _plan(axis: int, size: int, shape: tuple, x_strides: tuple, s_strides: tuple
             s_m, s_n = (1, 0) if flat == 1 else (s_m, s_n)
     elif axis == _CHANNEL:
         rows = M if size == -1 else size
-        block_r = min(triton.next_power_of_2(size), 256) if size > 0 else 256
-        cols = block_c = _CHANNELS if block_r >= 64 else min(1024, _TILE // block_r)
+        block_r, pieces = _pieces(rows, 256)
+        cols = block_c = _CHANNELS if block_r >= 16 else min(1024, _TILE // block_r)
     else:
         rows = cols = size
-        block_r = block_c = triton.next_power_of_2(size)
-        if block_r * block_c > _LONGEST:
-            block_r, block_c = 64, 256
+        block_r, pieces = _pieces(rows, 128)
+        block_c = min(triton.next_power_of_2(size), 128)
     tiles_m, tiles_n = -(-M // rows), groups if flat else -(-N // cols)
     tiles = -(-rows // block_r) * -(-cols // block_c)
     aligned = x_n == 1 and all(n % 16 == 0 for n in (N, x_b, x_m, cols))
@@ -367,11 +415,19 @@ def _plan(axis: int, size: int, shape: tuple, x_strides: tuple, s_strides: tuple
     return _Plan(
         B * tiles_m * (1 if flat else tiles_n),
         tiles,
-        chunks,
-        (M, N, tiles_m, tiles_n, tiles, rows, cols, x_b, x_m, x_n, s_b, s_m, s_n),
+        pieces,
+        (M, N, tiles_m, tiles_n, tiles, rows, cols, x_b, x_m, x_n, s_b, s_m, s_n, int(math.prod(shape) <= _FITS)),
         (axis, flat, full, aligned, small, block_r, block_c),
-        min(max(block_r * block_c // (256 if chunks > 1 else 1024), 1), 8),
+        min(max(block_r * block_c // (256 if pieces > 1 else 1024), 1), 8),
+        80 if axis == _BLOCK and pieces > 1 and block_c == 128 else None,
     )
+
+
+def _pieces(rows: int, most: int) -> tuple[int, int]:
+    """Rows of a tile, and the tiles that make a group; 0 if it has more than `most` rows and is walked instead."""
+    if rows <= 16:
+        return triton.next_power_of_2(rows), 1
+    return 16, -(-rows // 16) if rows <= most else 0
 
 
 def _merge(sizes: tuple, strides: tuple) -> tuple[int, int | None]:
@@ -423,12 +479,12 @@ def _cast(axis: int, size: int, x: Tensor, q: Tensor, scales: Tensor | None, dty
     x, _, plan = _planned(axis, size, x, scales)
     what = (_CODE[dtype], FP8_MAX[dtype], ue8m0, scales is None)
     target = q if scales is None else scales  # a pointer that is not used
-    if plan.tiles == 1 or plan.chunks > 1:
-        constants = (*plan.constants, *what, True, False, plan.chunks)
-        _cast_kernel(plan.regions, (x, q, target, target), plan.scalars, constants, plan.num_warps)
+    if plan.pieces:
+        constants = (*plan.constants, *what, plan.pieces, False)
+        _cast_kernel(plan.regions, (x, q, target, target), plan.scalars, constants, plan.num_warps, plan.maxnreg)
     elif plan.regions >= _FEW:
-        constants = (*plan.constants, *what, False, False, 1)
-        _cast_kernel(plan.regions, (x, q, target, target), plan.scalars, constants, plan.num_warps)
+        constants = (*plan.constants, *what, 0, False)
+        _cast_kernel(plan.regions, (x, q, target, target), plan.scalars, constants, plan.num_warps, plan.maxnreg)
     else:
         _cast_shared(axis, size, x, q, scales, what)
 
@@ -447,8 +503,8 @@ def _cast_shared(axis: int, size: int, x: Tensor, q: Tensor, scales: Tensor | No
     x, _, plan = _planned(axis, size, x, bits)
     grid = plan.regions * plan.tiles
     _amax_kernel(grid, (x, bits), plan.scalars, plan.constants, plan.num_warps)
-    constants = (*plan.constants, *what, False, True, 1)
-    _cast_kernel(grid, (x, q, target, bits), plan.scalars, constants, plan.num_warps)
+    constants = (*plan.constants, *what, 0, True)
+    _cast_kernel(grid, (x, q, target, bits), plan.scalars, constants, plan.num_warps, plan.maxnreg)
 
 
 @functools.cache
@@ -462,9 +518,9 @@ def _cast_back(axis: int, size: int, q: Tensor, scales: Tensor, y: Tensor) -> Te
     if y.numel():
         q, scales, plan = _planned(axis, size, q, scales)
         one = plan.tiles == 1
-        _cast_back_kernel(
-            plan.regions * plan.tiles, (q, y, scales), plan.scalars, (*plan.constants, one), plan.num_warps
-        )
+        num_warps = max(plan.constants[-2] * plan.constants[-1] // 1024, 1)
+        constants = (*plan.constants, one)
+        _cast_back_kernel(plan.regions * plan.tiles, (q, y, scales), plan.scalars, constants, num_warps)
     return y
 
 
