@@ -1,17 +1,15 @@
 """Without a GPU, Triton kernels run in Triton's interpreter and tests marked `gpu` are deselected."""
 
 import os
+import zlib
 
+import pytest
 import torch
 
 CUDA = torch.cuda.is_available()
 if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")  # they ignore edits to backwards, fakes and bodies
-
-import zlib
-
-import pytest
 
 
 def pytest_configure(config):

@@ -1,8 +1,8 @@
 """Makes Triton's interpreter compute what the GPU computes. `install()` before a kernel runs.
 
-As shipped (3.6 to 3.9) it truncates float32 -> bfloat16, loses the carry of float32 -> float8 at binade borders, wraps on
-overflow, turns a NaN into a number, and computes `tl.fma` with two roundings. Installed: nearest even, float8 saturates
-(infinities too, as cvt.rn.satfinite does) and keeps NaN as 0x7F, fma rounds once.
+As shipped (3.6 to 3.9) it truncates float32 -> bfloat16, loses the carry of float32 -> float8 at binade borders, wraps
+on overflow, turns a NaN into a number, and computes `tl.fma` with two roundings. Installed: nearest even, float8
+saturates (infinities too, as cvt.rn.satfinite does) and keeps NaN as 0x7F, fma rounds once.
 """
 
 import numpy as np
@@ -38,8 +38,8 @@ def _convert_float(data, src, dst, rounding_mode):
 
 
 def fma(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """float32 x * y + z, rounded once. The product is exact in float64; the sum is rounded to odd there, which makes the
-    second rounding, to float32, harmless."""
+    """float32 x * y + z, rounded once. The product is exact in float64; the sum is rounded to odd there, which makes
+    the second rounding, to float32, harmless."""
     with np.errstate(all="ignore"):
         p = x.astype(np.float64) * y.astype(np.float64)
         z = z.astype(np.float64)

@@ -1,7 +1,7 @@
 """The table that the tests of every op walk: one OpSpec per op, in tests/specs/<family>.py.
 
-The layers are in test_ops.py. A spec says what its op is in plain PyTorch, which inputs matter and why, and which inputs
-are errors.
+The layers are in test_ops.py. A spec says what its op is in plain PyTorch, which inputs matter and why, and which
+inputs are errors.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def bits(t: Tensor) -> Tensor:
 
 def assert_same_bits(got: Tensor, want: Tensor, what: str = "") -> None:
     """Equal bit for bit; of a NaN wider than 8 bits, only that it is one (its payload differs between processors)."""
-    assert got.dtype == want.dtype and got.shape == want.shape, f"{what}: {got.dtype}{list(got.shape)}"
+    assert got.dtype == want.dtype, f"{what}: got {got.dtype}, want {want.dtype}"
+    assert got.shape == want.shape, f"{what}: got {list(got.shape)}, want {list(want.shape)}"
     got, want = got.detach().cpu(), want.detach().cpu()
     if got.dtype.is_floating_point and got.dtype.itemsize > 1:
         got, want = (t.masked_fill(t.isnan(), torch.nan) for t in (got, want))

@@ -134,7 +134,7 @@ def check_gradients(spec: OpSpec, args: tuple) -> None:
         got = torch.autograd.grad(out, inputs, cotangent, retain_graph=True)
         truth = torch.autograd.grad(truth_out, leaves(spec, exact), cotangent.double(), retain_graph=True)
         for g, t, x in zip(got, truth, inputs, strict=True):
-            assert g.shape == x.shape and g.dtype == x.dtype
+            assert (g.shape, g.dtype) == (x.shape, x.dtype)
             # A gradient summed over a broadcast dimension cancels: its noise follows the terms.
             terms = float(cotangent.double().abs().sum()) if g.numel() < out.numel() else 0.0
             assert_rounded_once(g, t, spec.scale(args, cotangent) + terms)

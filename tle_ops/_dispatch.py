@@ -1,4 +1,5 @@
-"""Chooses the kernel of a call. Ordinary code over the two tables of `kernels`: no priorities, no swallowed exceptions."""
+"""Chooses the kernel of a call. Ordinary code over the two tables of `kernels`: no priorities, no swallowed
+exceptions."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Choice(NamedTuple):
 
 
 class backend:
-    """Force one backend for CUDA tensors, in the whole process: at once, and until the `with` block ends if there is one.
+    """Force one backend for CUDA tensors, in the whole process: at once, and until the `with` block ends if there is
+    one.
 
     Args:
         name: "triton", "tilelang", "gluon", "ref" (plain PyTorch), or None for each op's default.
@@ -141,7 +143,7 @@ def missing_toolchain() -> str:
     return ""
 
 
-# --- the bodies that _register hands to the dispatcher -----------------------------------------------------------------
+# --- the bodies that _register hands to the dispatcher ---------------------------------------------------------------
 def cpu_body(op: str, contract: _meta.Contract) -> Callable:
     """The contract's checks, then the reference."""
     check = contract.fn

@@ -10,7 +10,8 @@ from tle_ops._meta import FP8_MAX, num_groups
 
 
 def split(x: Tensor, dim: int, group_size: int) -> Tensor:
-    """[.., n, ..] -> [.., groups, group_size, ..], the last group filled up with zeros, which change no amax and no sum."""
+    """[.., n, ..] -> [.., groups, group_size, ..], the last group filled up with zeros, which change no amax and no
+    sum."""
     n = x.shape[dim]
     size = max(n if group_size == -1 else min(group_size, n), 1)  # a group longer than x is x
     groups = num_groups(n, group_size)

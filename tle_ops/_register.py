@@ -5,8 +5,8 @@ generated from the schema; and, where there is a rule, vmap. The generated kerne
 
 - a gradient is needed: `apply` of an autograd Function that also works inside torch.func and under forward-mode AD;
 - a tensor with no dispatch key besides {CPU | CUDA, Autograd<device>}: straight to the device body, which saves the
-  second trip through the dispatcher. It is an allow-list: FakeTensor, dispatch modes, subclasses, functorch levels, lazy
-  negation and meta all add or change a key and take the next way;
+  second trip through the dispatcher. It is an allow-list: FakeTensor, dispatch modes, subclasses, functorch levels,
+  lazy negation and meta all add or change a key and take the next way;
 - everything else: redispatch below Autograd.
 
 `TLE_PUBLIC_AUTOGRAD=1` registers the same formulas through torch.library.register_autograd: no private API in the

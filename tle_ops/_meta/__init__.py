@@ -1,7 +1,7 @@
 """The contract of every operator: one plain function per op that checks its arguments and returns fresh outputs.
 
-PyTorch calls it with fake tensors (it is the fake implementation), the CUDA launchers call it with real ones to check and
-to allocate, the CPU kernel calls it to check. A shape, dtype or stride is never written twice.
+PyTorch calls it with fake tensors (it is the fake implementation), the CUDA launchers call it with real ones to check
+and to allocate, the CPU kernel calls it to check. A shape, dtype or stride is never written twice.
 
 Shapes: M rows (all leading dimensions), N columns, G groups. Errors: ValueError for shapes and values, TypeError for
 dtypes, worded `op: argument must be this, got that`, raised before anything is launched.

@@ -38,7 +38,7 @@ def _add_vmap(info, in_dims, x, y):
     return torch.ops.tle.add(*aligned), 0
 
 
-# --- scale_cast --------------------------------------------------------------------------------------------------------
+# --- scale_cast ------------------------------------------------------------------------------------------------------
 def _scale_cast_setup(ctx, inputs, output):
     x, ctx.alpha, ctx.dtype = inputs
     ctx.x_dtype = x.dtype

@@ -12,14 +12,14 @@ from tle_ops._groups import rows, split, split_blocks
 from tle_ops.autograd._formula import Formula
 
 
-# --- fake_quant_fp8 ------------------------------------------------------------------------------------------------------
+# --- fake_quant_fp8 --------------------------------------------------------------------------------------------------
 def _straight_through(ctx, dy):
     return dy, None, None, None
 
 
-# --- the casts back: y = q * scales --------------------------------------------------------------------------------------
+# --- the casts back: y = q * scales ----------------------------------------------------------------------------------
 def _cast_back_setup(ctx, inputs, output):
-    q, scales, ctx.size, ctx.dtype = inputs
+    q, _scales, ctx.size, ctx.dtype = inputs
     ctx.save_for_backward(q)
     ctx.save_for_forward(q)
     ctx.set_materialize_grads(False)

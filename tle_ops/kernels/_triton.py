@@ -1,4 +1,5 @@
-"""What the Triton kernels of this package share: a short way to a launch, and the device functions of FP8 quantization."""
+"""What the Triton kernels of this package share: a short way to a launch, and the device functions of FP8
+quantization."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ _current_device = torch._C._cuda_getDevice if hasattr(torch._C, "_cuda_getDevice
 _recorder = threading.local()
 
 
-# --- launching ---------------------------------------------------------------------------------------------------------
+# --- launching -------------------------------------------------------------------------------------------------------
 class Kernel:
     """A Triton kernel whose parameters are, in this order: pointers, run-time scalars, constexprs.
 
-    `kernel[grid](...)` costs 15 to 19 us on a slow host, most of it to work out again, from every argument, which compiled
-    variant is meant. Here the caller says so: the constants, the dtypes and the alignment of the pointers are the key.
-    Run-time scalars are never specialised (they carry an annotation and stand in `do_not_specialize`), so no value of
-    theirs builds a new variant.
+    `kernel[grid](...)` costs 15 to 19 us on a slow host, most of it to work out again, from every argument, which
+    compiled variant is meant. Here the caller says so: the constants, the dtypes and the alignment of the pointers are
+    the key. Run-time scalars are never specialised (they carry an annotation and stand in `do_not_specialize`), so no
+    value of theirs builds a new variant.
     """
 
     def __init__(self, fn: Callable, scalars: Sequence[str]) -> None:
@@ -72,8 +73,8 @@ def kernel(*scalars: str) -> Callable[[Callable], Kernel]:
 
 @functools.lru_cache(4096)
 def _launcher(variant: Any) -> tuple[Callable, tuple]:
-    """The compiled kernel's C launcher and its arguments between the stream and the kernel's own. Launch metadata and hooks
-    serve Triton's own profiler; None leaves them out."""
+    """The compiled kernel's C launcher and its arguments between the stream and the kernel's own. Launch metadata and
+    hooks serve Triton's own profiler; None leaves them out."""
     run = variant.run
     if hasattr(run, "launch_pdl") and not run.global_scratch_size and not run.profile_scratch_size:  # Triton 3.6
         flags = (run.launch_cooperative_grid, run.launch_pdl, None, None)
@@ -81,7 +82,7 @@ def _launcher(variant: Any) -> tuple[Callable, tuple]:
     return run, (variant.function, variant.packed_metadata, None, None, None)
 
 
-# --- replaying ---------------------------------------------------------------------------------------------------------
+# --- replaying -------------------------------------------------------------------------------------------------------
 class _Launch(NamedTuple):
     variant: Any
     grid: int
@@ -102,10 +103,10 @@ class _Replay(NamedTuple):
 def replayed(launcher: Callable) -> Callable:
     """Decorator of a launcher: what one call works out from the metadata of its arguments, the next one remembers.
 
-    The contract, the geometry and the choice of the variant depend on shapes, strides, dtypes, alignment, device and plain
-    arguments alone. So if a call came down to one launch over its own inputs and outputs, the same metadata again means
-    the same launch: allocate, launch, done. That takes half the time of working it out. Other calls (copies, two launches,
-    another current device, one tensor given twice) go through the launcher every time.
+    The contract, the geometry and the choice of the variant depend on shapes, strides, dtypes, alignment, device and
+    plain arguments alone. So if a call came down to one launch over its own inputs and outputs, the same metadata
+    again means the same launch: allocate, launch, done. That takes half the time of working it out. Other calls
+    (copies, two launches, another current device, one tensor given twice) go through the launcher every time.
     """
     replays: dict[tuple, _Replay] = {}
 
@@ -192,17 +193,17 @@ def _record(launcher: Callable, args: tuple, replays: dict) -> Any:
 # --- FP8 quantization: shared by every kernel that ends in codes and scales -------------------------------------------
 @triton.jit
 def magnitude(x):
-    """|x| as the bits of a float32. They order as the magnitudes do, with inf above every number and NaN above inf, so an
-    integer maximum keeps a NaN that a float maximum would drop."""
+    """|x| as the bits of a float32. They order as the magnitudes do, with inf above every number and NaN above inf, so
+    an integer maximum keeps a NaN that a float maximum would drop."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def divided(x, divisor, reciprocal):
-    """x / divisor, correctly rounded, where `reciprocal` is 1 / divisor, correctly rounded, and neither is infinite: the
-    product, its exact remainder, the correction (Markstein 1990). Three instructions where a division takes ten.
-    Holds for every pair of float32 significands (bench/proofs/division.py tries all 2^46). -0 stays -0: hence the signs,
-    and `* -1.0`, which is a sign flip to the compiler where `-x` is 0 - x."""
+    """x / divisor, correctly rounded, where `reciprocal` is 1 / divisor, correctly rounded, and neither is infinite:
+    the product, its exact remainder, the correction (Markstein 1990). Three instructions where a division takes ten.
+    Holds for every pair of float32 significands (bench/proofs/division.py tries all 2^46). -0 stays -0: hence the
+    signs, and `* -1.0`, which is a sign flip to the compiler where `-x` is 0 - x."""
     y = x * reciprocal
     return tl.fma(tl.fma(y, divisor, x * -1.0), reciprocal * -1.0, y)
 
@@ -220,8 +221,8 @@ def scale_of(bits, FP8_MAX: tl.constexpr, UE8M0: tl.constexpr):
 
 @triton.jit
 def encode(x, scale, CODE: tl.constexpr):
-    """The codes of x: x / scale, correctly rounded, then cast, which saturates. An infinite scale has the reciprocal 0, and
-    a finite stand-in keeps the remainder from becoming NaN."""
+    """The codes of x: x / scale, correctly rounded, then cast, which saturates. An infinite scale has the reciprocal
+    0, and a finite stand-in keeps the remainder from becoming NaN."""
     finite = tl.where(scale == float("inf"), 1.0, scale)
     guess = 1.0 / finite  # approximate on the GPU; one Newton step rounds it correctly
     reciprocal = tl.fma(tl.fma(finite * -1.0, guess, 1.0), guess, guess)

@@ -16,8 +16,8 @@ def scale_cast(x: Tensor, alpha: float, dtype: torch.dtype) -> Tensor:
 
 
 def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x rounded to nearest even. To a float8 type: values beyond its range become its largest, a NaN becomes the code 0x7F,
-    whatever the device, the torch version and the NaN's sign."""
+    """x rounded to nearest even. To a float8 type: values beyond its range become its largest, a NaN becomes the code
+    0x7F, whatever the device, the torch version and the NaN's sign."""
     if dtype not in FP8_MAX:
         return x.to(dtype)
     top = FP8_MAX[dtype]

@@ -108,7 +108,8 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _merge_dims(shape, x_strides, y_strides) -> tuple[list[int], list[int], list[int]]:
-    """Shape and strides with size-1 dimensions dropped and neighbours merged that both inputs run through in one step."""
+    """Shape and strides with size-1 dimensions dropped and neighbours merged that both inputs run through in one
+    step."""
     merged: list[list[int]] = []
     for size, x, y in zip(shape, x_strides, y_strides, strict=True):
         if size == 1:

@@ -25,7 +25,7 @@ from tle_ops import _meta
 from tle_ops._meta import AMAX_FLOOR, FP8_MAX
 from tle_ops.kernels._triton import encode, kernel, magnitude, replayed, scale_of
 
-_TILE = 2048  # elements of a tile of token groups: 32 per thread of 2 warps
+_TILE = 1024  # elements of a tile of token groups: one warp, 32 per thread
 _CHANNELS = 64  # columns of a tile of channel groups: 128 contiguous bytes of bfloat16
 _LONGEST = 16384  # elements of a group that is still held in registers
 _FITS = 48 * 2**20  # elements of x that may leave the L2 cache (60 MB) first
@@ -34,7 +34,7 @@ _CODE = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
 _GEOMETRY = ("M", "N", "tiles_m", "tiles_n", "tiles", "rows", "cols", "x_b", "x_m", "x_n", "s_b", "s_m", "s_n", "fits")
 
 
-# --- device functions --------------------------------------------------------------------------------------------------
+# --- device functions ------------------------------------------------------------------------------------------------
 @triton.jit
 def _strides(N, cols, x_b, x_m, x_n, FLAT: tl.constexpr, ALIGNED: tl.constexpr, BLOCK_C: tl.constexpr):
     """The widths and strides, with what the compiler may know of them (`tl.multiple_of` does not reach arguments)."""
@@ -184,7 +184,7 @@ def _cast_held(
         tl.store(scales_ptr, scale, mask=exists)
 
 
-# --- kernels -----------------------------------------------------------------------------------------------------------
+# --- kernels ---------------------------------------------------------------------------------------------------------
 @kernel(*_GEOMETRY)
 def _amax_kernel(
     x_ptr,  # [B, M, N], strides x_b, x_m, x_n
@@ -356,7 +356,7 @@ def _cast_back_kernel(
     tl.store(y_ptr + _at(r, c, N, tl.full((), 1, tl.int64), SMALL), y, mask=inside_r & inside_c)
 
 
-# --- geometry ------------------------------------------------------------------------------------------------------------
+# --- geometry --------------------------------------------------------------------------------------------------------
 class _Plan(NamedTuple):
     regions: int
     tiles: int  # of a region
@@ -372,8 +372,8 @@ _TOKEN, _CHANNEL, _BLOCK = 1, 0, 2  # AXIS
 
 @functools.lru_cache(4096)  # a third of a launch otherwise
 def _plan(axis: int, size: int, shape: tuple, x_strides: tuple, s_strides: tuple) -> _Plan | None:
-    """How the kernels walk x of this shape and layout in groups or blocks of `size`; None if its leading dimensions cannot
-    be merged into one without a copy. s_strides: of the scales, [] if there are none."""
+    """How the kernels walk x of this shape and layout in groups or blocks of `size`; None if its leading dimensions
+    cannot be merged into one without a copy. s_strides: of the scales, [] if there are none."""
     N, x_n = shape[-1], x_strides[-1]
     if axis == _BLOCK:
         (B, x_b), (M, x_m) = _merge(shape[:-2], x_strides[:-2]), (shape[-2], x_strides[-2])
@@ -448,7 +448,7 @@ def _merge(sizes: tuple, strides: tuple) -> tuple[int, int | None]:
 def _merged_strides(t: Tensor, dims: int) -> tuple | None:
     """Strides of [batch, rows, columns] of the scales, of which the last `dims` stay and the rest are merged."""
     lead = t.dim() - dims
-    size, stride = _merge(t.shape[:lead], t.stride()[:lead])
+    _, stride = _merge(t.shape[:lead], t.stride()[:lead])
     if stride is None:
         return None
     return (stride, *t.stride()[lead:]) if dims == 2 else (0, stride, *t.stride()[lead:])
@@ -469,7 +469,7 @@ def _planned(axis: int, size: int, x: Tensor, scales: Tensor | None) -> tuple[Te
     return x, scales, plan
 
 
-# --- launchers -----------------------------------------------------------------------------------------------------------
+# --- launchers -------------------------------------------------------------------------------------------------------
 def _cast(axis: int, size: int, x: Tensor, q: Tensor, scales: Tensor | None, dtype: torch.dtype, ue8m0: bool) -> None:
     """Quantize x into q and scales; without scales, q receives the values of the codes."""
     if q.numel() == 0:

@@ -32,8 +32,8 @@ def scale_cast(x: Tensor, alpha: float, dtype: torch.dtype) -> Tensor:
         dtype: of the result, any of the same types.
 
     Returns:
-        Contiguous tensor of x's shape. Float8 saturates at +-448 (e4m3fn) or +-57344 (e5m2); a NaN becomes the code 0x7F.
-        float64, in or out, is computed in float64.
+        Contiguous tensor of x's shape. Float8 saturates at +-448 (e4m3fn) or +-57344 (e5m2); a NaN becomes the code
+        0x7F. float64, in or out, is computed in float64.
 
     Raises:
         TypeError: x or dtype is of another type.

@@ -6,9 +6,9 @@ All quantizers share one rule per group, in float32 with IEEE division, the same
     scale = max(amax, 1e-4) / fp8_max      (448 for float8_e4m3fn, 57344 for float8_e5m2)
     q     = cast(clamp(x / scale))         (nearest even; a NaN becomes the code 0x7F)
 
-so x is about q * scale. With `scale_ue8m0` the scale is rounded up to a power of two, by its exponent bits, and the codes
-are made with the rounded one. An infinity in a group makes its scale inf, its own code NaN and the other codes 0; a NaN
-makes the whole group NaN. Codes and scales are not differentiable: train through `fake_quant_fp8`.
+so x is about q * scale. With `scale_ue8m0` the scale is rounded up to a power of two, by its exponent bits, and the
+codes are made with the rounded one. An infinity in a group makes its scale inf, its own code NaN and the other codes
+0; a NaN makes the whole group NaN. Codes and scales are not differentiable: train through `fake_quant_fp8`.
 """
 
 import torch
@@ -30,8 +30,8 @@ def per_token_cast_fp8(
         group_size: elements per scale; the last group of a row may be short. -1: one group, the whole row.
         dtype: of the codes, float8_e4m3fn or float8_e5m2.
         scale_ue8m0: round the scales up to powers of two (still stored as float32).
-        column_major_scales: store the scales column by column, strides (1, M rounded up to 4) for 2-D x: the layout that
-            cuBLAS's block-wise GEMM and DeepGEMM read. The values are the same.
+        column_major_scales: store the scales column by column, strides (1, M rounded up to 4) for 2-D x, as cuBLAS's
+            block-wise GEMM and DeepGEMM read them. The values are the same.
 
     Returns:
         q: [.., N] codes, contiguous.
@@ -71,7 +71,8 @@ def per_token_cast_back(
         ValueError: the scales do not have the shape above, group_size is 0 or below -1, or the devices differ.
         TypeError: q, scales or dtype is of another type.
 
-    Differentiable in the scales. Plain PyTorch: `(q.float().unflatten(-1, (-1, group_size)) * scales[..., None]).flatten(-2).to(dtype)`
+    Differentiable in the scales. Plain PyTorch (N a multiple of group_size):
+    `(q.float().unflatten(-1, (-1, group_size)) * scales[..., None]).flatten(-2).to(dtype)`
     """
     return torch.ops.tle.per_token_cast_back(q, scales, group_size, dtype)
 
@@ -123,7 +124,8 @@ def per_block_cast_back(
         ValueError: the scales do not have the shape above, block_size is not positive, or the devices differ.
         TypeError: q, scales or dtype is of another type.
 
-    Differentiable in the scales. Plain PyTorch: `q.float() * scales.repeat_interleave(b, -2).repeat_interleave(b, -1)`, to dtype.
+    Differentiable in the scales. Plain PyTorch (both sizes multiples of block_size = b):
+    `(q.float() * scales.repeat_interleave(b, -2).repeat_interleave(b, -1)).to(dtype)`
     """
     return torch.ops.tle.per_block_cast_back(q, scales, block_size, dtype)
 
@@ -131,8 +133,8 @@ def per_block_cast_back(
 def per_channel_cast_fp8(
     x: Tensor, group_size: int = 128, *, dtype: torch.dtype = torch.float8_e4m3fn, scale_ue8m0: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Quantize to FP8 with one scale per `group_size` consecutive rows of a column: the format for weight gradients, whose
-    product sums over tokens.
+    """Quantize to FP8 with one scale per `group_size` consecutive rows of a column: the format for weight gradients,
+    whose product sums over tokens.
 
     Args:
         x: [.., N], any strides, M rows in all leading dimensions; float32, bfloat16, float16 or float64.
@@ -171,7 +173,8 @@ def per_channel_cast_back(
         ValueError: the scales do not have the shape above, group_size is 0 or below -1, or the devices differ.
         TypeError: q, scales or dtype is of another type.
 
-    Differentiable in the scales. Plain PyTorch (2-D q): `(q.float() * scales.repeat_interleave(group_size, 0)[:M]).to(dtype)`
+    Differentiable in the scales. Plain PyTorch (2-D q):
+    `(q.float() * scales.repeat_interleave(group_size, 0)[:M]).to(dtype)`
     """
     return torch.ops.tle.per_channel_cast_back(q, scales, group_size, dtype)
 
