@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tle_ops
+from tests.conftest import CUDA
 from tests.table import BF16, F16, F32, F64, assert_same_bits
 
 # TLE_FUZZ=100000 for a long run. An example holds its seed, and a failure prints the example.
 FUZZ = hypothesis.settings(max_examples=int(os.environ.get("TLE_FUZZ", 150)), deadline=None, print_blob=True)
 DTYPES = (F32, BF16, F16, F64, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+KERNEL_DEVICE = "cuda" if CUDA else "cpu"  # where there is no GPU, Triton interprets
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 KINDS = (
     "normal",
@@ -109,7 +111,7 @@ def check_topk(topk, device, problem, largest, sorted):
     want = stable_order(x, largest)[:, :k]
     want = want if sorted else want.sort(-1).values
     assert_same_bits(indices, want)
-    assert raw_bits(values).equal(raw_bits(x.gather(-1, want)))
+    assert raw_bits(values).equal(raw_bits(x).gather(-1, want))  # a gather of bfloat16 on the CPU rewrites NaNs
 
 
 def raw_bits(t: Tensor) -> Tensor:
@@ -152,6 +154,33 @@ def test_long_rows(kind, device):
     """Far more candidates at the threshold than a buffer on the chip could hold."""
     check_against_topk(scores(kind, (2, 131072), F32, 5), 2048, device)
     check_against_topk(scores(kind, (1, 70001), BF16, 6), 50, device)
+
+
+@pytest.fixture
+def small_kernels(monkeypatch):
+    """The Triton kernels, with tiles so small that small rows take every way: rounds, one tile, many tiles, a sort."""
+    from tle_ops.kernels import topk_triton
+
+    for name, value in (("_SHORT", 64), ("_FEW", 4), ("_TILE", 256), ("_MOST", 48)):
+        monkeypatch.setattr(topk_triton, name, value)
+    return topk_triton
+
+
+@pytest.mark.parametrize(
+    "kind, dtype",
+    [*((kind, F32) for kind in KINDS), *(("random-bits", t) for t in DTYPES if t not in (F32, F64))],
+    ids=lambda p: str(p).removeprefix("torch."),
+)
+def test_kernels_on_every_route(small_kernels, kind, dtype):
+    for i, (N, share) in enumerate(((30, 0.1), (64, 0.3), (700, 0.06), (300, 0.5))):
+        problem = (kind, i, 2, N, share, dtype)
+
+        def topk(x, k, largest, sorted):
+            return small_kernels.topk(x, k, -1, largest, sorted)
+
+        check_topk(topk, KERNEL_DEVICE, problem, largest=i % 2 == 0, sorted=True)
+        check_topk(topk, KERNEL_DEVICE, problem, largest=i % 2 == 1, sorted=False)
+        check_selector(small_kernels.topk_selector, KERNEL_DEVICE, problem, 1.5)
 
 
 @pytest.mark.gpu

@@ -13,6 +13,14 @@ def dense(t: Tensor) -> Tensor:
     return t.clone(memory_format=torch.contiguous_format)
 
 
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(x: Tensor) -> Tensor:
+    """x, a float as integers: on the CPU, gather and scatter rewrite the NaNs of bfloat16."""
+    return x.contiguous().view(_BITS[x.dtype.itemsize]) if x.dtype.is_floating_point else x
+
+
 def cumsum(x: Tensor, dim: int = -1, reverse: bool = False, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     dtype = cumsum_dtype(x.dtype, dtype)
     wide = _accumulator(x.dtype, dtype)
@@ -43,7 +51,8 @@ def compact(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     count = rank[..., -1].int() if N else torch.zeros(x.shape[:-1], dtype=torch.int32, device=x.device)
     target = torch.where(mask, rank - 1, N)  # what is not wanted goes to one slot past the end
     columns = torch.arange(N, device=x.device).expand(x.shape)
-    packed = x.new_zeros((*x.shape[:-1], N + 1)).scatter_(-1, target, x)
+    source = bits(x)
+    packed = source.new_zeros((*x.shape[:-1], N + 1)).scatter_(-1, target, source).view(x.dtype)
     indices = target.new_full((*x.shape[:-1], N + 1), -1).scatter_(-1, target, columns)
     return dense(packed[..., :N]), dense(indices[..., :N]), dense(count)
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 import tle_ops.language as tle
 from tle_ops import _meta
-from tle_ops.kernels._triton import kernel
+from tle_ops.kernels._lines_triton import aligned, known, lines
+from tle_ops.kernels._triton import kernel, replayed
 from tle_ops.language.scan import join, plus
 
 _TILE = 4096  # of a row: 16 elements a thread of 8 warps
@@ -31,18 +32,8 @@ _ACCUMULATOR = {torch.float32: tl.float32, torch.int32: tl.int32, torch.int64: t
 
 # --- device functions ------------------------------------------------------------------------------------------------
 @triton.jit
-def _known(n, ALIGNED: tl.constexpr):
-    """A length or stride, known to the compiler as a multiple of 16 if it is one, so that accesses are 128 bits wide
-    (`tl.multiple_of` does not reach the arguments of a kernel)."""
-    if ALIGNED:
-        return n // 16 * 16
-    else:
-        return n
-
-
-@triton.jit
 def _row_at(row, stride, ALIGNED: tl.constexpr):
-    return row.to(tl.int64) * _known(stride, ALIGNED)
+    return row.to(tl.int64) * known(stride, ALIGNED)
 
 
 @triton.jit
@@ -89,7 +80,7 @@ def _cumsum_rows_kernel(
     ONE_TILE: tl.constexpr,
 ):
     row = tl.program_id(0)
-    N = _known(N, ALIGNED)
+    N = known(N, ALIGNED)
     x_ptr += _row_at(row, x_row, ALIGNED)
     exclusive_ptr += _row_at(row, N, ALIGNED)
     at = tl.arange(0, BLOCK)
@@ -132,7 +123,7 @@ def _cumsum_chain_kernel(
     # turns, so that their chains advance side by side.
     ticket = tl.atomic_add(ticket_ptr, 1, sem="relaxed")
     row, t = ticket % M, ticket // M
-    N = _known(N, ALIGNED)
+    N = known(N, ALIGNED)
     words = 2 if WIDE else 1
     state_ptr += row.to(tl.int64) * (waves + tiles) * words
     n = (tiles - 1 - t if REVERSE else t).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -168,7 +159,7 @@ def _cumsum_columns_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    columns = _known(columns, ALIGNED)
+    columns = known(columns, ALIGNED)
     strips = tl.cdiv(columns, BLOCK_C)
     outer = tl.program_id(0) // strips
     c = (tl.program_id(0) % strips * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]  # [1, BLOCK_C]
@@ -190,6 +181,7 @@ def _cumsum_columns_kernel(
     tl.store(total_ptr + outer * columns + c, carry.to(total_ptr.dtype.element_ty), mask=c < columns)
 
 
+@replayed
 def cumsum(x: Tensor, dim: int = -1, reverse: bool = False, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     exclusive, total = _meta.cumsum(x, dim, reverse, dtype)
     shape = x.shape or (1,)
@@ -200,42 +192,40 @@ def cumsum(x: Tensor, dim: int = -1, reverse: bool = False, dtype: torch.dtype |
     if N == 0:
         return exclusive, total.zero_()
     x = x.view(torch.uint8) if x.dtype is torch.bool else x
-    columns = shape[dim + 1 :].numel() if x.dim() else 1
-    if columns == 1:
-        _cumsum_rows(x.reshape(-1, N), exclusive, total, reverse)
+    columns = exclusive.stride(dim) if x.dim() else 1
+    if columns == 1:  # the last dimension, up to dimensions of size 1
+        _cumsum_rows(x if dim == x.dim() - 1 else x.reshape(-1, N), exclusive, total, reverse)
         return exclusive, total
     strips = triton.cdiv(columns, _COLUMN_TILE[1])
     outer = total.numel() // columns
     if outer * strips < _ENOUGH // 2 and 4 * _COLUMN_TILE[0] < N:  # too few columns to fill the GPU: make rows of them
-        rows = x.movedim(dim, -1).reshape(-1, N)
+        rows = x.movedim(dim, -1)
         swapped = torch.empty(rows.shape, dtype=exclusive.dtype, device=x.device)
         _cumsum_rows(rows, swapped, total, reverse)
-        exclusive.copy_(swapped.view(x.movedim(dim, -1).shape).movedim(-1, dim))
+        exclusive.copy_(swapped.movedim(-1, dim))
         return exclusive, total
-    constants = (reverse, _accumulator(exclusive.dtype), columns % 16 == 0, *_COLUMN_TILE)
+    constants = (reverse, _accumulator(exclusive.dtype), aligned(columns), *_COLUMN_TILE)
     _cumsum_columns_kernel(outer * strips, (x.contiguous(), exclusive, total), (N, columns), constants)
     return exclusive, total
 
 
 def _cumsum_rows(x: Tensor, exclusive: Tensor, total: Tensor, reverse: bool) -> None:
-    """x [M, N] of any strides; the outputs contiguous, in whatever shape."""
-    M, N = x.shape
-    x = x if x.stride(1) == 1 or N == 1 else x.contiguous()
+    """Along the last dimension of x, of any strides; the outputs contiguous, in whatever shape."""
+    x, M, N, pitch = lines(x)
     acc = _accumulator(exclusive.dtype)
-    aligned = N % 16 == 0 and x.stride(0) % 16 == 0
+    wide = acc is tl.int64
     if M >= _ENOUGH or N <= _TILE:
         block = min(triton.next_power_of_2(N), _TILE)
-        constants = (reverse, acc, aligned, block, block >= N)
-        _cumsum_rows_kernel(M, (x, exclusive, total), (N, x.stride(0)), constants, num_warps=max(1, block // 512))
+        constants = (reverse, acc, aligned(N, pitch), block, block >= N)
+        _cumsum_rows_kernel(M, (x, exclusive, total), (N, pitch), constants, num_warps=max(1, block // 512))
         return
-    wide = acc is tl.int64
     block = _TILE if wide or N <= 2**21 else _CHAIN_TILE
     tiles = triton.cdiv(N, block)
     waves = triton.cdiv(tiles, _LANES - 1)
     state = torch.zeros(1 + M * (waves + tiles) * (1 + wide), dtype=torch.int64, device=x.device)
     tensors = (x, exclusive, total, state[1:], state.view(torch.int32))
-    constants = (reverse, acc, wide, aligned, block, _LANES)
-    _cumsum_chain_kernel(M * tiles, tensors, (M, N, tiles, waves, x.stride(0)), constants, num_warps=8)
+    constants = (reverse, acc, wide, aligned(N, pitch), block, _LANES)
+    _cumsum_chain_kernel(M * tiles, tensors, (M, N, tiles, waves, pitch), constants, num_warps=8)
 
 
 def _accumulator(dtype: torch.dtype) -> tl.dtype:
@@ -249,7 +239,7 @@ def _accumulator(dtype: torch.dtype) -> tl.dtype:
 @kernel("N", "x_row", "mask_row")
 def _compact_rows_kernel(
     x_ptr,  # [M, N], rows x_row apart
-    mask_ptr,  # uint8 [M, N], rows mask_row apart
+    mask_ptr,  # bool [M, N], rows mask_row apart
     packed_ptr,  # [M, N]
     indices_ptr,  # int64 [M, N]
     count_ptr,  # int32 [M]
@@ -260,7 +250,7 @@ def _compact_rows_kernel(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
-    N = _known(N, ALIGNED)
+    N = known(N, ALIGNED)
     x_ptr += _row_at(row, x_row, ALIGNED)
     mask_ptr += _row_at(row, mask_row, ALIGNED)
     packed_ptr += _row_at(row, N, ALIGNED)
@@ -269,7 +259,7 @@ def _compact_rows_kernel(
     count = 0
     for start in range(0, N, BLOCK):
         n = start + at
-        keep = tl.load(mask_ptr + n, mask=n < N, other=0) != 0
+        keep = tl.load(mask_ptr + n, mask=n < N, other=0).to(tl.int1)
         place, kept = tle.cumsum(keep.to(tl.int32))
         place += count
         tl.store(packed_ptr + place, tl.load(x_ptr + n, mask=keep), mask=keep)
@@ -286,7 +276,7 @@ def _compact_rows_kernel(
 @kernel("N", "tiles", "x_row", "mask_row")
 def _compact_scatter_kernel(
     x_ptr,  # [M, N], rows x_row apart
-    mask_ptr,  # uint8 [M, N], rows mask_row apart
+    mask_ptr,  # bool [M, N], rows mask_row apart
     rank_ptr,  # int32 [M, N]: kept before each element
     packed_ptr,  # [M, N]
     indices_ptr,  # int64 [M, N]
@@ -299,10 +289,10 @@ def _compact_scatter_kernel(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0) // tiles
-    N = _known(N, ALIGNED)
+    N = known(N, ALIGNED)
     n = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = n < N
-    keep = tl.load(mask_ptr + _row_at(row, mask_row, ALIGNED) + n, mask=inside, other=0) != 0
+    keep = tl.load(mask_ptr + _row_at(row, mask_row, ALIGNED) + n, mask=inside, other=0).to(tl.int1)
     rank = tl.load(rank_ptr + _row_at(row, N, ALIGNED) + n, mask=inside, other=0)
     x = tl.load(x_ptr + _row_at(row, x_row, ALIGNED) + n, mask=keep, other=0)
     # What is dropped fills the tail, one place each: every place is written once.
@@ -311,34 +301,29 @@ def _compact_scatter_kernel(
     tl.store(indices_ptr + place, tl.where(keep, n, -1), mask=inside)
 
 
+@replayed
 def compact(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     packed, indices, count = _meta.compact(x, mask)
     N = x.shape[-1]
-    M = count.numel()
-    if M == 0 or N == 0:
+    if count.numel() == 0 or N == 0:
         return packed, indices, count.zero_()
-    x, target = (t.view(_UNSIGNED[t.dtype.itemsize]) for t in (x, packed))  # bits are moved, not numbers
-    x, mask = (_unit_stride(t.reshape(M, N)) for t in (x, mask.view(torch.uint8)))
-    aligned = N % 16 == 0 and x.stride(0) % 16 == 0 and mask.stride(0) % 16 == 0
+    target = packed
+    if x.dtype is torch.bool:
+        x, target = x.view(torch.uint8), packed.view(torch.uint8)
+    x, M, N, pitch = lines(x)
+    mask, _, _, mask_pitch = lines(mask)
+    wide = aligned(N, pitch, mask_pitch)
+    block = min(triton.next_power_of_2(N), _TILE // 2)
     if M >= _ENOUGH or N <= _TILE:
-        block = min(triton.next_power_of_2(N), _TILE // 2)
-        tensors, scalars = (x, mask, target, indices, count), (N, x.stride(0), mask.stride(0))
-        _compact_rows_kernel(M, tensors, scalars, (aligned, block), num_warps=max(1, block // 512))
+        tensors, scalars = (x, mask, target, indices, count), (N, pitch, mask_pitch)
+        _compact_rows_kernel(M, tensors, scalars, (wide, block), num_warps=max(1, block // 512))
         return packed, indices, count
     rank = torch.empty((M, N), dtype=torch.int32, device=x.device)
-    _cumsum_rows(mask, rank, count, False)
-    tiles = triton.cdiv(N, _TILE // 2)
-    tensors = (x, mask, rank, target, indices, count)
-    scalars = (N, tiles, x.stride(0), mask.stride(0))
-    _compact_scatter_kernel(M * tiles, tensors, scalars, (aligned, _TILE // 2))
+    _cumsum_rows(mask.view(torch.uint8), rank, count, False)
+    tiles = triton.cdiv(N, block)
+    tensors, scalars = (x, mask, rank, target, indices, count), (N, tiles, pitch, mask_pitch)
+    _compact_scatter_kernel(M * tiles, tensors, scalars, (wide, block))
     return packed, indices, count
-
-
-_UNSIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _unit_stride(x: Tensor) -> Tensor:
-    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
 # --- histogram -------------------------------------------------------------------------------------------------------
@@ -357,7 +342,7 @@ def _histogram_kernel(
 ):
     part = tl.program_id(0) % parts
     row = tl.program_id(0) // parts
-    N = _known(N, ALIGNED)
+    N = known(N, ALIGNED)
     x_ptr += _row_at(row, x_row, ALIGNED)
     at = tl.arange(0, BLOCK)
     counts = tl.zeros((BINS,), tl.int32)
@@ -394,24 +379,20 @@ def _histogram_scatter_kernel(
 
 def histogram(x: Tensor, bins: int) -> Tensor:
     counts = _meta.histogram(x, bins)
-    N = x.shape[-1]
-    M = counts.numel() // bins
-    if M == 0 or N == 0:
+    if counts.numel() == 0 or x.numel() == 0:
         return counts.zero_()
-    x = x.view(torch.uint8) if x.dtype is torch.bool else x
-    x = _unit_stride(x.reshape(M, N))
-    aligned = N % 16 == 0 and x.stride(0) % 16 == 0
-    tiles = triton.cdiv(N, _TILE)
+    x, M, N, pitch = lines(x.view(torch.uint8) if x.dtype is torch.bool else x)
+    wide = aligned(N, pitch)
     block = min(max(triton.next_power_of_2(N), 128), _TILE)
+    tiles = triton.cdiv(N, block)
+    warps = max(1, block // 512)
     if bins > _MOST_BINS:
         counts.zero_()
-        scalars = (N, bins, tiles, x.stride(0))
-        _histogram_scatter_kernel(M * tiles, (x, counts), scalars, (aligned, block), num_warps=max(1, block // 512))
+        _histogram_scatter_kernel(M * tiles, (x, counts), (N, bins, tiles, pitch), (wide, block), num_warps=warps)
         return counts
     parts = min(tiles, triton.cdiv(_ENOUGH, M))
     if parts > 1:
         counts.zero_()
-    constants = (aligned, parts == 1, max(triton.next_power_of_2(bins), 128), block)
-    scalars = (N, bins, parts, x.stride(0))
-    _histogram_kernel(M * parts, (x, counts), scalars, constants, num_warps=max(1, block // 512))
+    constants = (wide, parts == 1, max(triton.next_power_of_2(bins), 128), block)
+    _histogram_kernel(M * parts, (x, counts), (N, bins, parts, pitch), constants, num_warps=warps)
     return counts

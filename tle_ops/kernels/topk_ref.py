@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tle_ops.kernels.scan_ref import dense
+from tle_ops.kernels.scan_ref import bits, dense
 
 LOWEST = torch.iinfo(torch.int64).min
 COLUMN = 2**32 - 1  # the bits of the column in a packed key
@@ -21,7 +21,8 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
     columns = _first(x, k, largest)
     if not sorted:
         columns = columns.sort(-1).values
-    return dense(x.gather(-1, columns).movedim(-1, dim)), dense(columns.movedim(-1, dim))
+    values = bits(x).gather(-1, columns).view(x.dtype)
+    return dense(values.movedim(-1, dim)), dense(columns.movedim(-1, dim))
 
 
 def topk_selector(scores: Tensor, k: int, starts: Tensor | None = None, ends: Tensor | None = None) -> Tensor:
@@ -122,9 +123,8 @@ def _keys(x: Tensor) -> Tensor:
         return x.byte()
     if not x.dtype.is_floating_point:
         return x
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
-    limits = torch.iinfo(kind)
-    bits = x.contiguous().view(kind)
-    bits = bits.masked_fill(bits == limits.min, 0)  # -0.0
-    keys = bits ^ ((bits >> (limits.bits - 1)) & limits.max)  # negative numbers: the greater magnitude is less
+    keys = bits(x)
+    limits = torch.iinfo(keys.dtype)
+    keys = keys.masked_fill(keys == limits.min, 0)  # -0.0
+    keys = keys ^ ((keys >> (limits.bits - 1)) & limits.max)  # negative numbers: the greater magnitude is less
     return keys.masked_fill(x.isnan(), limits.max)

@@ -1,0 +1,350 @@
+"""Selection in Triton: exact, stable, with no buffer that could overflow.
+
+Values become integer keys of the same order (`_keys`), and every way below takes the first k by (key, column):
+
+    short rows, small k   a warp takes the maximum k times                                        `_rounds_kernel`
+    longer rows           a program holds a tile in registers, finds the k-th key by bisection,
+                          and keeps what is above it in order of column                           `_select_kernel`
+    rows of many tiles    every tile keeps its own k best, which hold the k best of all; what is
+                          left is a shorter row                                                   the same, again
+    k of many thousands   a stable sort
+
+`_order_kernel` puts what was selected in order of value.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+import tle_ops.language as tle
+from tle_ops import _meta
+from tle_ops.kernels._lines_triton import aligned, known, lines
+from tle_ops.kernels._triton import kernel, replayed
+
+_SHORT = 1024  # columns that a warp holds: 32 a thread
+_FEW = 16  # rounds
+_TILE = 16384  # columns that a program holds: 32 a thread of 16 warps
+_MOST = 4096  # selected elements that a program sorts; a quarter of a tile, so that rows of many tiles shrink
+_NOWHERE = tl.constexpr(2**31 - 1)  # a column beyond every row
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+@triton.jit
+def _keys(x, LARGEST: tl.constexpr):
+    """Signed integers in the order of the values, or inverted: every NaN the greatest, -0.0 equal to 0.0."""
+    if x.dtype.is_floating():
+        bits = x.to(tl.float32).to(tl.int32, bitcast=True)
+        keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # of negative numbers the greater magnitude is less
+        keys = tl.where(bits == -0x80000000, 0, keys)
+        keys = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFFFFFF, keys)
+    elif x.dtype.primitive_bitwidth == 64:
+        keys = x
+    else:
+        keys = x.to(tl.int32)
+    return keys if LARGEST else ~keys
+
+
+@triton.constexpr_function
+def _least(dtype):
+    """The least key: that of an element that must not be taken before any other."""
+    return -(2 ** (dtype.primitive_bitwidth - 1))
+
+
+@triton.constexpr_function
+def _greatest(dtype):
+    return 2 ** (dtype.primitive_bitwidth - 1) - 1
+
+
+@triton.jit
+def _take(keys, columns):
+    """In each row, the first by (key, column): its column, and the row without it. Taken elements are at _NOWHERE."""
+    best = tl.max(keys, axis=1)
+    column = tl.min(tl.where(keys == best[:, None], columns, _NOWHERE), axis=1)
+    taken = columns == column[:, None]
+    keys = tl.where(taken, _least(keys.dtype), keys)
+    columns = tl.where(taken, _NOWHERE, columns)
+    return column, keys, columns
+
+
+# --- short rows ------------------------------------------------------------------------------------------------------
+@kernel("M", "N", "x_row")
+def _rounds_kernel(
+    x_ptr,  # [M, N], rows x_row apart
+    values_ptr,  # [M, k]
+    indices_ptr,  # int64 [M, k]
+    M: tl.int64,
+    N: tl.int32,
+    x_row: tl.int64,
+    K: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SORTED: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
+    lane = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
+    inside = (row < M) & (lane < known(N, ALIGNED))
+    x_row = known(x_row, ALIGNED)
+    keys = _keys(tl.load(x_ptr + row * x_row + lane, mask=inside, other=0), LARGEST)
+    keys = tl.where(inside, keys, _least(keys.dtype))
+    columns = tl.where(inside, lane, _NOWHERE)
+    place = tl.arange(0, BLOCK_K)[None, :]  # [1, BLOCK_K]
+    chosen = tl.full((ROWS, BLOCK_K), _NOWHERE, tl.int32)
+    for j in range(0, K):
+        column, keys, columns = _take(keys, columns)
+        chosen = tl.where(place == j, column[:, None], chosen)
+    if not SORTED:
+        chosen = tl.sort(chosen, dim=1)
+    mask = (row < M) & (place < K)
+    tl.store(values_ptr + row * K + place, tl.load(x_ptr + row * x_row + chosen, mask=mask), mask=mask)
+    tl.store(indices_ptr + row * K + place, chosen.to(tl.int64), mask=mask)
+
+
+# --- longer rows -----------------------------------------------------------------------------------------------------
+@triton.jit
+def _count(flags):
+    return tl.sum(flags.to(tl.int32), 0)
+
+
+@triton.jit
+def _bisect(keys, inside, k, BLOCK: tl.constexpr, GROUPS: tl.constexpr):
+    """(low, high) such that fewer than k keys are above high, and those from low to high complete the k: one value,
+    which may occur more often than is needed, or exactly as many keys as are missing. Keys outside are the least."""
+    LEAST: tl.constexpr = _least(keys.dtype)
+    high = tl.max(keys, 0)
+    # Each of at least k groups has a key as great as the least of the groups' maxima.
+    if GROUPS < BLOCK:
+        low = tl.min(tl.max(tl.reshape(keys, (BLOCK // GROUPS, GROUPS)), 0), 0)
+    else:
+        low = tl.min(tl.where(inside, keys, _greatest(keys.dtype)), 0)
+    if _count(inside) <= k:  # all of them
+        low = tl.full((), LEAST, keys.dtype)
+        high = low
+    at_least = k + 1  # keys from low on
+    while (low < high) & (at_least > k):
+        half = ((high - low).to(_unsigned(keys.dtype)) >> 1).to(keys.dtype)  # the difference may need all bits
+        middle = low + half + 1
+        above = _count(keys >= middle)
+        if above >= k:
+            low = middle
+            at_least = above
+        else:
+            high = middle - 1
+    return low, high
+
+
+@triton.constexpr_function
+def _unsigned(dtype):
+    return tl.uint64 if dtype.primitive_bitwidth == 64 else tl.uint32
+
+
+@kernel("N", "k", "parts", "x_row")
+def _select_kernel(
+    x_ptr,  # [M, N], rows x_row apart: values, or with AGAIN keys
+    columns_in_ptr,  # with AGAIN int32 [M, N]: the columns of the keys, -1 for none
+    starts_ptr,  # with STARTS [M]
+    ends_ptr,  # with ENDS [M]
+    keys_ptr,  # unless FINAL [M, parts, k]
+    columns_ptr,  # int32 [M, parts, k]: ascending, then -1
+    N: tl.int32,
+    k: tl.int32,
+    parts: tl.int32,  # tiles of a row
+    x_row: tl.int64,
+    LARGEST: tl.constexpr,
+    AGAIN: tl.constexpr,
+    STARTS: tl.constexpr,
+    ENDS: tl.constexpr,
+    FINAL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    part = tl.program_id(0) % parts
+    row = (tl.program_id(0) // parts).to(tl.int64)
+    x_ptr += row * known(x_row, ALIGNED)
+    columns_in_ptr += row * N
+    n = part * BLOCK + tl.arange(0, BLOCK)
+    inside = n < known(N, ALIGNED)
+    if AGAIN:
+        keys = tl.load(x_ptr + n, mask=inside, other=0)
+        inside = inside & (tl.load(columns_in_ptr + n, mask=inside, other=-1) >= 0)
+    else:
+        keys = _keys(tl.load(x_ptr + n, mask=inside, other=0), LARGEST)
+        if STARTS:
+            inside = inside & (n >= tl.minimum(tl.maximum(tl.load(starts_ptr + row), 0), N).to(tl.int32))
+        if ENDS:
+            inside = inside & (n < tl.minimum(tl.maximum(tl.load(ends_ptr + row), 0), N).to(tl.int32))
+    keys = tl.where(inside, keys, _least(keys.dtype))
+    low, high = _bisect(keys, inside, k, BLOCK, GROUPS)
+
+    above = inside & (keys > high)
+    level = inside & (keys >= low) & (keys <= high)
+    wanted = k - _count(above)  # of the level ones, the first
+    # One scan for both ranks: neither exceeds the tile.
+    ranks, totals = tle.cumsum(above.to(tl.int32) + level.to(tl.int32) * 65536)
+    rank, level_rank = ranks & 0xFFFF, ranks >> 16
+    taken = above | (level & (level_rank < wanted))
+    place = rank + tl.minimum(level_rank, wanted)
+    columns_ptr += (row * parts + part) * k
+    column = tl.load(columns_in_ptr + n, mask=taken, other=0) if AGAIN else n
+    tl.store(columns_ptr + place, column, mask=taken)
+    if not FINAL:
+        keys_ptr += (row * parts + part) * k
+        tl.store(keys_ptr + place, keys, mask=taken)
+    found = (totals & 0xFFFF) + tl.minimum(totals >> 16, wanted)
+    for start in range(found, k, 512):
+        rest = start + tl.arange(0, 512)
+        tl.store(columns_ptr + rest, tl.full((512,), -1, tl.int32), mask=rest < k)
+
+
+@kernel("x_row")
+def _order_kernel(
+    x_ptr,  # [M, N], rows x_row apart
+    columns_ptr,  # int32 [M, K], ascending
+    values_ptr,  # [M, K]
+    indices_ptr,  # int64 [M, K]
+    x_row: tl.int64,
+    K: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SORTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * x_row
+    place = tl.arange(0, BLOCK)
+    mask = place < K
+    columns = tl.load(columns_ptr + row * K + place, mask=mask, other=0)
+    if SORTED:
+        keys = _keys(tl.load(x_ptr + columns, mask=mask, other=0), LARGEST).to(tl.int64)
+        # The columns ascend, so the place breaks ties. Lanes without an element are the least of all.
+        packed = tl.where(mask, (keys << 32) | (BLOCK - 1 - place).to(tl.int64), -0x8000000000000000)
+        packed = tl.sort(packed, descending=True)
+        order = BLOCK - 1 - (packed & (BLOCK - 1)).to(tl.int32)
+        columns = tl.load(columns_ptr + row * K + order, mask=mask, other=0)
+    tl.store(values_ptr + row * K + place, tl.load(x_ptr + columns, mask=mask), mask=mask)
+    tl.store(indices_ptr + row * K + place, columns.to(tl.int64), mask=mask)
+
+
+# --- launchers -------------------------------------------------------------------------------------------------------
+@replayed
+def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    values, indices = _meta.topk(x, k, dim, largest, sorted)
+    if values.numel() == 0:
+        return values, indices
+    x, found = (x.view(torch.uint8), values.view(torch.uint8)) if x.dtype is torch.bool else (x, values)
+    dim %= x.dim()
+    if dim == x.dim() - 1:
+        _topk_rows(x, k, largest, sorted, found, indices)
+        return values, indices
+    x = x.movedim(dim, -1)
+    out = [torch.empty((*x.shape[:-1], k), dtype=t.dtype, device=x.device) for t in (found, indices)]
+    _topk_rows(x, k, largest, sorted, *out)
+    for t, o in zip((found, indices), out, strict=True):
+        t.copy_(o.movedim(-1, dim))
+    return values, indices
+
+
+def _topk_rows(x: Tensor, k: int, largest: bool, sorted: bool, values: Tensor, indices: Tensor) -> None:
+    """Along the last dimension of x, of any strides; the outputs contiguous."""
+    x, M, N, pitch = lines(x)
+    if N <= _SHORT and k <= _FEW:
+        block = max(triton.next_power_of_2(N), 32)
+        rows = max(1, 512 // block)
+        constants = (k, largest, sorted, aligned(N, pitch), rows, block, triton.next_power_of_2(k))
+        _rounds_kernel(triton.cdiv(M, rows), (x, values, indices), (M, N, pitch), constants, num_warps=1)
+        return
+    if k > _MOST or N > 2**31 - 1 or (sorted and x.dtype == torch.int64):
+        x = x.reshape(M, N)  # most of a row is wanted, so sorting it is no detour
+        order = _sortable(x).sort(dim=-1, descending=largest, stable=True).indices[:, :k]
+        order = order if sorted else order.sort(-1).values
+        indices.view(M, k).copy_(order)
+        kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
+        values.view(M, k).view(kind).copy_(x.contiguous().view(kind).gather(-1, order))  # bit for bit, NaNs too
+        return
+    columns = torch.empty((M, k), dtype=torch.int32, device=x.device)
+    _select(x, M, N, pitch, k, largest, None, None, columns)
+    constants = (k, largest, sorted, max(triton.next_power_of_2(k), 32))
+    _order_kernel(M, (x, columns, values, indices), (pitch,), constants, num_warps=4 if k <= 1024 else 8)
+
+
+def _sortable(x: Tensor) -> Tensor:
+    """`_keys` with torch: CUB's sort would heed the sign of a NaN."""
+    if not x.dtype.is_floating_point:
+        return x
+    bits = x.float().view(torch.int32)
+    keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return keys.masked_fill(bits == -(2**31), 0).masked_fill(x.isnan(), 2**31 - 1)
+
+
+def _select(
+    x: Tensor,
+    M: int,
+    N: int,
+    pitch: int,
+    k: int,
+    largest: bool,
+    starts: Tensor | None,  # [M]
+    ends: Tensor | None,
+    out: Tensor,  # int32 [M, k]: receives the columns of the first k, ascending, then -1
+) -> None:
+    wide = x.dtype == torch.int64
+    tile = _TILE // 2 if wide else _TILE
+    columns = None  # of a shortened row
+    while True:
+        block = min(max(triton.next_power_of_2(N), 512), tile)
+        parts = triton.cdiv(N, block)
+        final = parts == 1
+        keep = k if final else min(k, block)
+        kept = keys = out
+        if not final:
+            kept = torch.empty((M, parts * keep), dtype=torch.int32, device=x.device)
+            keys = torch.empty((M, parts * keep), dtype=torch.int64 if wide else torch.int32, device=x.device)
+        groups = min(max(triton.next_power_of_2(keep), 32), block)
+        again = columns is not None
+        windows = (False, False) if again else (starts is not None, ends is not None)
+        constants = (largest, again, *windows, final, aligned(N, pitch), block, groups)
+        inputs = (x, kept if columns is None else columns, *(kept if t is None else t for t in (starts, ends)))
+        warps = max(4, block // 1024)
+        _select_kernel(M * parts, (*inputs, keys, kept), (N, keep, parts, pitch), constants, num_warps=warps)
+        if final:
+            return
+        x, columns, N, pitch = keys, kept, parts * keep, parts * keep
+
+
+@replayed
+def topk_selector(scores: Tensor, k: int, starts: Tensor | None = None, ends: Tensor | None = None) -> Tensor:
+    out = _meta.topk_selector(scores, k, starts, ends)
+    if out.numel() == 0:
+        return out
+    if scores.shape[-1] == 0:
+        return out.fill_(-1)
+    x, M, N, pitch = lines(scores.view(torch.uint8) if scores.dtype is torch.bool else scores)
+    starts, ends = (t if t is None else t.contiguous() for t in (starts, ends))
+    if k <= _MOST or N <= _TILE // 2:
+        _select(x, M, N, pitch, k, True, starts, ends, out)
+    else:
+        out.view(M, k).copy_(_select_by_sort(x.reshape(M, N), k, starts, ends))
+    return out
+
+
+def _select_by_sort(x: Tensor, k: int, starts: Tensor | None, ends: Tensor | None) -> Tensor:
+    """[M, N] -> [M, k]"""
+    N = x.shape[1]
+    at = torch.arange(N, device=x.device)
+    inside = torch.ones_like(x, dtype=torch.bool)
+    if starts is not None:
+        inside &= at >= starts.reshape(-1, 1)
+    if ends is not None:
+        inside &= at < ends.reshape(-1, 1)
+    order = _sortable(x).sort(dim=-1, descending=True, stable=True).indices  # [M, N]
+    wanted = inside.gather(-1, order)
+    wanted &= wanted.cumsum(-1) <= k
+    taken = torch.zeros_like(inside).scatter_(-1, order, wanted)
+    columns = torch.where(taken, at, N).sort(-1).values[:, :k]
+    columns = columns.masked_fill(columns == N, -1).int()
+    return torch.nn.functional.pad(columns, (0, k - columns.shape[1]), value=-1)
