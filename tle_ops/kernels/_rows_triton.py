@@ -15,6 +15,7 @@ from tle_ops.kernels._triton import INTERPRETED
 
 FEW = 264  # programs: two for each multiprocessor of an H200
 LONGEST = 16384  # columns of a row that is held in registers
+_INTERPRETED = tl.constexpr(INTERPRETED)
 
 
 class Rows(NamedTuple):
@@ -83,9 +84,37 @@ def row_start(m, heads, outer, pitch, SPLIT: tl.constexpr, ALIGNED: tl.constexpr
 
 
 @triton.jit
-def silu(x):
-    """x * sigmoid(x); -inf gives NaN, as in PyTorch"""
-    return x * (1 / (1 + tl.exp(-x)))
+def _exp2(x):
+    """2^x by one instruction; what would be denormal is 0"""
+    if _INTERPRETED:
+        return tl.exp2(x)
+    else:
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _reciprocal(x):
+    """1 / x to an ulp, by one instruction: Triton's division takes eight"""
+    if _INTERPRETED:
+        return 1 / x
+    else:
+        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def sigmoid(x):
+    return _reciprocal(1 + _exp2(x * -1.4426950408889634))
+
+
+@triton.jit
+def silu_product(gate, up):
+    """silu(gate) * up to about an ulp: the remainder of the division gate / (1 + exp(-gate)) goes along to the end. It
+    is not finite where the quotient or `up` is infinite or the divisor is, and then there is nothing to correct."""
+    denominator = 1 + _exp2(gate * -1.4426950408889634)
+    reciprocal = _reciprocal(denominator)
+    value = gate * reciprocal
+    rest = tl.fma(value * -1.0, denominator, gate) * reciprocal * up
+    return tl.fma(value, up, tl.where(tl.abs(rest) < float("inf"), rest, 0.0))
 
 
 @triton.jit
@@ -100,10 +129,26 @@ def clamp_both(x, limit):
 
 
 @triton.jit
-def reciprocal_root(mean_square, eps):
-    """1 / sqrt(mean_square + eps) by correctly rounded steps: codes of a fused quantizer depend on it"""
-    root = tl.sqrt_rn(mean_square + eps)
-    return tl.div_rn(tl.full(root.shape, 1.0, tl.float32), root)
+def reciprocal_root(squares, eps, N: tl.constexpr):
+    """1 / sqrt(squares / N + eps) as a sum of two float32, the first of them correctly rounded but for the error of
+    `squares`: scales and codes of a fused quantizer depend on it. The mean is kept in two parts, too, and a Newton step
+    takes its exact remainder."""
+    SPLIT: tl.constexpr = 1 / N * 536870913.0  # Veltkamp's: 2^29 + 1
+    HIGH: tl.constexpr = SPLIT - (SPLIT - 1 / N)  # 1 / N in 24 bits
+    LOW: tl.constexpr = 1 / N - HIGH
+    zeros = tl.zeros_like(squares)
+    high = squares * HIGH
+    mean = high + eps
+    back = mean - high
+    low = tl.fma(squares, zeros + HIGH, high * -1.0) + squares * LOW + ((high - (mean - back)) + (eps - back))
+    guess = tl.rsqrt(mean)
+    product = mean * guess
+    rest = tl.fma(product * -1.0, guess, zeros + 1.0)
+    rest -= (tl.fma(mean, guess, product * -1.0) + low * guess) * guess
+    half = guess * 0.5
+    root = tl.fma(half, rest, guess)
+    regular = (mean > 0) & (mean < float("inf"))
+    return tl.where(regular, root, guess), tl.where(regular, tl.fma(half, rest, guess - root), 0.0)
 
 
 @triton.jit
@@ -126,13 +171,17 @@ def normed(x, inside, eps, N: tl.constexpr, CENTERED: tl.constexpr):
     """x [ROWS, BLOCK], zeros beyond the row's end, normalized; rstd [ROWS, 1]"""
     if CENTERED:
         x = tl.where(inside, x - (tl.sum(x, axis=1) * (1.0 / N))[:, None], 0.0)
-    rstd = reciprocal_root(tl.sum(x * x, axis=1) * (1.0 / N), eps)[:, None]
-    return x * rstd, rstd
+    rstd, _ = reciprocal_root(tl.sum(x * x, axis=1), eps, N)
+    return x * rstd[:, None], rstd[:, None]
 
 
 @triton.jit
-def scaled(x, weight_ptr, n, offset, N: tl.constexpr, WEIGHT: tl.constexpr):
+def scaled(x, weight_ptr, n, offset, N: tl.constexpr, WEIGHT: tl.constexpr, OFFSET: tl.constexpr):
+    """x * (weight + offset); OFFSET: it is not 0"""
     if WEIGHT:
-        return x * (tl.load(weight_ptr + n, mask=n < N, other=0.0).to(tl.float32) + offset)
+        weight = tl.load(weight_ptr + n, mask=n < N, other=0.0).to(tl.float32)
+        if OFFSET:
+            weight += offset
+        return x * weight
     else:
         return x

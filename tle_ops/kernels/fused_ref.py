@@ -1,9 +1,12 @@
 """An activation or a norm followed by per_token_cast_fp8, in plain PyTorch: the intermediate stays in float32 (float64
-when given float64), it is not rounded to the input's dtype."""
+when given float64), it is not rounded to the input's dtype. Sums, roots and exponentials are taken in float64, so that
+they are the same on every machine.
+"""
 
 import torch
 from torch import Tensor
 
+from tle_ops._meta import compute_dtype
 from tle_ops.kernels.norm_ref import add_residual, rms_norm_wide
 from tle_ops.kernels.quant_ref import per_token_cast_fp8
 from tle_ops.kernels.swiglu_ref import halves, swiglu_wide
@@ -17,7 +20,7 @@ def swiglu_per_token_cast_fp8(
     column_major_scales: bool = False,
     limit: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    y = swiglu_wide(*halves(x), limit)
+    y = swiglu_wide(*halves(x.double()), limit).to(compute_dtype(x))
     return per_token_cast_fp8(y, group_size, dtype, scale_ue8m0, column_major_scales)
 
 

@@ -19,7 +19,8 @@ from tle_ops._meta import compute_dtype
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float = 0.0) -> Tensor:
-    return rms_norm_wide(x, weight, eps, weight_offset).to(x.dtype)
+    normed, _ = _normed(_row_major(x, compute_dtype(x, weight)), eps)
+    return _scaled(normed, weight, weight_offset).to(x.dtype)
 
 
 def rms_norm_bwd(
@@ -94,9 +95,10 @@ def add_residual(x: Tensor, residual: Tensor) -> Tensor:
 
 
 def rms_norm_wide(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float) -> Tensor:
-    """Before the rounding."""
-    normed, _ = _normed(_row_major(x, compute_dtype(x, weight)), eps)
-    return _scaled(normed, weight, weight_offset)
+    """In float32 (float64 if given float64), each element rounded once: what a fused quantizer goes on with."""
+    wide = compute_dtype(x, weight)
+    y = x.double() * _rstd(_row_major(x, wide), eps)
+    return _scaled(y, weight, weight_offset).to(wide).contiguous()
 
 
 def _row_major(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -104,8 +106,15 @@ def _row_major(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).contiguous()
 
 
+def _rstd(x: Tensor, eps: float) -> Tensor:
+    """[.., N] -> float64 [.., 1]: one number per row, whose last bits should not depend on an order of summation. The
+    sum is rounded to x's dtype, so it overflows as one in that dtype does."""
+    squares = x.square().sum(-1, keepdim=True, dtype=torch.float64).to(x.dtype)
+    return torch.rsqrt(squares.double() / x.shape[-1] + eps)
+
+
 def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    rstd = _rstd(x, eps).to(x.dtype)
     return x * rstd, rstd
 
 

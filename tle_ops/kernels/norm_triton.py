@@ -23,7 +23,7 @@ from tle_ops.kernels._rows_triton import (
     rows_of,
     scaled,
 )
-from tle_ops.kernels._triton import kernel
+from tle_ops.kernels._triton import kernel, replayed
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def _norm_kernel(
     mask = (m < M) & (n < N) if ROWS > 1 else (m >= 0) & (n < N)
     x = load_rows(x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED)
     y, _ = normed(x, n < N, eps, N, CENTERED)
-    y = scaled(y, weight_ptr, n, offset, N, WEIGHT)
+    y = scaled(y, weight_ptr, n, offset, N, WEIGHT, True)
     if BIAS:
         y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
     tl.store(y_ptr + m * N + n, y.to(y_ptr.dtype.element_ty), mask=mask)
@@ -95,7 +95,7 @@ def _norm_bwd_kernel(
     pid = tl.program_id(0)
     n = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     inside = n < N
-    weight = scaled(tl.full((1, BLOCK), 1.0, tl.float32), weight_ptr, n, offset, N, WEIGHT)
+    weight = scaled(tl.full((1, BLOCK), 1.0, tl.float32), weight_ptr, n, offset, N, WEIGHT, True)
     dweight = tl.zeros((ROWS, BLOCK), tl.float32)
     dbias = tl.zeros((ROWS, BLOCK), tl.float32)
     tiles = tl.cdiv(M, ROWS).to(tl.int32)
@@ -153,10 +153,10 @@ def tile_of(N: int) -> tuple[int, int, int]:
 
 def _tile_of_backward(N: int) -> tuple[int, int, int, int]:
     """ROWS, BLOCK, warps, stages: tiles of 8192 elements, 32 per thread, so that their sums fit into registers; the
-    next tile is on its way while one is worked on."""
+    next two are on their way while one is worked on."""
     block = triton.next_power_of_2(N)
     rows = max(1, min(8192 // block, 64))
-    return rows, block, max(4, rows * block // 1024), 2
+    return rows, block, max(4, rows * block // 1024), 3
 
 
 def norm(
@@ -234,13 +234,14 @@ def _norm_bwd(
         rows, block, num_warps, stages = tile
         _norm_bwd_kernel(programs, tensors, scalars, (*flags, rows, block, stages), num_warps)
     for k, (_, out) in enumerate(sums):
-        _column_sum_kernel(triton.cdiv(r.N, 32), (parts[k], out), (programs,), (r.N, 128, 32))
+        _column_sum_kernel(triton.cdiv(r.N, 32), (parts[k], out), (programs,), (r.N, 256, 32), 8)
 
 
 def _vector(t: Tensor | None, unused: Tensor) -> Tensor:
     return unused if t is None else t.contiguous()
 
 
+@replayed
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float = 0.0) -> Tensor:
     y = _meta.rms_norm(x, weight, eps, weight_offset)
     norm(x, None, weight, None, y, None, eps, weight_offset, False)
@@ -260,6 +261,7 @@ def rms_norm_bwd(
     return outputs
 
 
+@replayed
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, weight_offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
@@ -283,6 +285,7 @@ def add_rms_norm_bwd(
     return outputs
 
 
+@replayed
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     y = _meta.layer_norm(x, weight, bias, eps)
     norm(x, None, weight, bias, y, None, eps, 0.0, True)

@@ -62,7 +62,7 @@ def _row_statistics(
 
 @triton.jit
 def _finish(x, mean, rstd, weight_ptr, bias_ptr, n, offset, N: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr):
-    y = scaled((x - mean) * rstd, weight_ptr, n, offset, N, WEIGHT)
+    y = scaled((x - mean) * rstd, weight_ptr, n, offset, N, WEIGHT, True)
     if BIAS:
         y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
     return y
@@ -110,7 +110,8 @@ def _loop_kernel(
         d = chunk_mean - mean
         mean += d * share
         squares += chunk_squares + d * d * first * share
-    mean, rstd = mean[:, None], reciprocal_root(squares * (1.0 / N), eps)[:, None]
+    rstd, _ = reciprocal_root(squares, eps, N)
+    mean, rstd = mean[:, None], rstd[:, None]
     if ADD:
         tl.debug_barrier()  # the sums are read back, maybe by another thread than wrote them
     for first in range(0, N, BLOCK):
@@ -199,7 +200,7 @@ def _apply_kernel(
         at = row_start(m, heads, outer, pitch, SPLIT, ALIGNED) + n
         x = tl.load(x_ptr + at, mask=n < N, other=0.0).to(tl.float32)
     mean, squares, _, _ = _row_statistics(stats_ptr, m, N, chunks, K, BLOCK, 2)
-    rstd = reciprocal_root(squares * (1.0 / N) + tl.zeros((1, 1), tl.float32), eps)
+    rstd, _ = reciprocal_root(squares + tl.zeros((1, 1), tl.float32), eps, N)
     y = _finish(x, mean, rstd, weight_ptr, bias_ptr, n, offset, N, WEIGHT, BIAS)
     tl.store(y_ptr + m * N + n, y.to(y_ptr.dtype.element_ty), mask=n < N)
 
@@ -236,7 +237,7 @@ def _statistics_bwd_kernel(
     n = first + tl.arange(0, BLOCK)[None, :]
     x = load_rows(x_ptr, x_ptr, x_ptr, m, n, n < N, heads, outer, pitch, pitch, N, False, SPLIT, ALIGNED)
     dy = load_rows(dy_ptr, x_ptr, x_ptr, m, n, n < N, 1, 0, dy_pitch, pitch, N, False, False, ALIGNED)
-    p = scaled(dy, weight_ptr, n, offset, N, WEIGHT)
+    p = scaled(dy, weight_ptr, n, offset, N, WEIGHT, True)
     mean, squares = _chunk_statistics(x, n < N, tl.minimum(N - first, BLOCK).to(tl.float32), CENTERED)
     at = stats_ptr + pid * 4 + tl.arange(0, 1)
     tl.store(at, mean)
@@ -279,7 +280,7 @@ def _chunk_bwd_kernel(
     pid = tl.program_id(0)
     n = pid % chunks * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = n < N
-    weight = scaled(tl.full((1, BLOCK), 1.0, tl.float32), weight_ptr, n, offset, N, WEIGHT)
+    weight = scaled(tl.full((1, BLOCK), 1.0, tl.float32), weight_ptr, n, offset, N, WEIGHT, True)
     dweight = tl.zeros((1, BLOCK), tl.float32)
     dbias = tl.zeros((1, BLOCK), tl.float32)
     for row in range(pid // chunks, M.to(tl.int32), tl.num_programs(0) // chunks):
@@ -287,7 +288,7 @@ def _chunk_bwd_kernel(
         x = tl.load(x_ptr + row_start(m, heads, outer, pitch, SPLIT, ALIGNED) + n, mask=inside, other=0.0)
         dy = tl.load(dy_ptr + row_start(m, 1, 0, dy_pitch, False, ALIGNED) + n, mask=inside, other=0.0).to(tl.float32)
         mean, squares, p_sum, px_sum = _row_statistics(stats_ptr, m, N, chunks, K, BLOCK, 4)
-        rstd = reciprocal_root(squares * (1.0 / N) + tl.zeros((1, 1), tl.float32), eps)
+        rstd, _ = reciprocal_root(squares + tl.zeros((1, 1), tl.float32), eps, N)
         x = tl.where(inside, (x.to(tl.float32) - mean) * rstd, 0.0)
         dx = dy * weight - x * (rstd * px_sum * (1.0 / N))
         if CENTERED:

@@ -7,8 +7,8 @@ import triton.language as tl
 from torch import Tensor
 
 from tle_ops import _meta
-from tle_ops.kernels._rows_triton import clamp_above, clamp_both, row_start, rows_of, silu
-from tle_ops.kernels._triton import kernel
+from tle_ops.kernels._rows_triton import clamp_above, clamp_both, row_start, rows_of, sigmoid
+from tle_ops.kernels._triton import kernel, replayed
 
 _TILE = 2048  # elements per program of 4 warps: two 16-byte loads of bfloat16 per thread and input
 _SILU, _SILU_LIMIT, _GELU, _GELU_TANH = 0, 1, 2, 3  # ACT
@@ -19,7 +19,7 @@ _SILU, _SILU_LIMIT, _GELU, _GELU_TANH = 0, 1, 2, 3  # ACT
 def _act(x, ACT: tl.constexpr):
     """value and slope of the activation"""
     if ACT <= 1:
-        s = 1 / (1 + tl.exp(-x))
+        s = sigmoid(x)
         value = x * s
         slope = s + value * (1 - s)
     elif ACT == 2:
@@ -28,7 +28,7 @@ def _act(x, ACT: tl.constexpr):
         slope = s + x * (tl.exp(-0.5 * x * x) * 0.3989422804014327)
     else:  # (1 + tanh(z)) / 2 = sigmoid(2 z)
         square = x * x
-        s = 1 / (1 + tl.exp(x * (square * -0.07135481282989403 - 1.5957691216057308)))
+        s = sigmoid(x * (square * 0.07135481282989403 + 1.5957691216057308))
         value = x * s
         slope = s + value * (1 - s) * (square * 0.2140644384896821 + 1.5957691216057308)
     return value, slope
@@ -41,10 +41,7 @@ def _forward(gate_ptr, up_ptr, y_ptr, g, u, y, mask, limit, ACT: tl.constexpr):
     up = tl.load(up_ptr + u, mask=mask).to(tl.float32)
     if ACT == 1:
         gate, up = clamp_above(gate, limit), clamp_both(up, limit)
-    if ACT <= 1:
-        value = silu(gate)
-    else:
-        value, _ = _act(gate, ACT)
+    value, _ = _act(gate, ACT)
     tl.store(y_ptr + y, (value * up).to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -228,33 +225,46 @@ def _gelu(approximate: str) -> tuple[float, int]:
     return 0.0, _GELU if approximate == "none" else _GELU_TANH
 
 
+@replayed
 def swiglu(gate: Tensor, up: Tensor, limit: float | None = None) -> Tensor:
     return _launch(gate, up, _meta.swiglu(gate, up, limit), *_limited(limit))
 
 
+@replayed
 def swiglu_bwd(dy: Tensor, gate: Tensor, up: Tensor, limit: float | None = None) -> tuple[Tensor, Tensor]:
     return _launch_bwd(dy, gate, up, _meta.swiglu_bwd(dy, gate, up, limit), *_limited(limit))
 
 
+def into(y: Tensor, x: Tensor, limit: float | None) -> None:
+    """y = swiglu_packed(x), in y's dtype."""
+    _launch_packed(x, y, *_limited(limit))
+
+
+@replayed
 def swiglu_packed(x: Tensor, limit: float | None = None) -> Tensor:
     return _launch_packed(x, _meta.swiglu_packed(x, limit), *_limited(limit))
 
 
+@replayed
 def swiglu_packed_bwd(dy: Tensor, x: Tensor, limit: float | None = None) -> Tensor:
     return _launch_packed_bwd(dy, x, _meta.swiglu_packed_bwd(dy, x, limit), *_limited(limit))
 
 
+@replayed
 def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
     return _launch(gate, up, _meta.geglu(gate, up, approximate), *_gelu(approximate))
 
 
+@replayed
 def geglu_bwd(dy: Tensor, gate: Tensor, up: Tensor, approximate: str = "none") -> tuple[Tensor, Tensor]:
     return _launch_bwd(dy, gate, up, _meta.geglu_bwd(dy, gate, up, approximate), *_gelu(approximate))
 
 
+@replayed
 def geglu_packed(x: Tensor, approximate: str = "none") -> Tensor:
     return _launch_packed(x, _meta.geglu_packed(x, approximate), *_gelu(approximate))
 
 
+@replayed
 def geglu_packed_bwd(dy: Tensor, x: Tensor, approximate: str = "none") -> Tensor:
     return _launch_packed_bwd(dy, x, _meta.geglu_packed_bwd(dy, x, approximate), *_gelu(approximate))
