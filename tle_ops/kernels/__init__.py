@@ -83,7 +83,7 @@ CUDA = {
     "topk_selector": "topk_triton",
     "topk_gate": "topk_triton",
     "topk_gate_bwd": "topk_triton",
-    "moe_align": "moe_ref",
+    "moe_align": "moe_triton",
     "extract_tile": "tile_ref",
     "insert_tile": "tile_ref",
 }

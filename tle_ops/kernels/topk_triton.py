@@ -465,7 +465,7 @@ def _select(
         windows = (False, False) if again else (starts is not None, ends is not None)
         constants = (largest, again, *windows, final, aligned(N, pitch), block, groups)
         inputs = (x, kept if columns is None else columns, *(kept if t is None else t for t in (starts, ends)))
-        warps = max(4, block // 1024)
+        warps = min(16, max(4, block // 512))
         _select_kernel(M * parts, (*inputs, keys, kept), (N, keep, parts, pitch), constants, num_warps=warps)
         if final:
             return
