@@ -1,7 +1,7 @@
 """Routing of tokens to experts in Triton: a counting sort in three launches.
 
-The ids of a chunk are ranked among themselves by comparing every pair, so the order inside an expert is that of the slots,
-and no atomic decides anything.
+The ids of a chunk are ranked among themselves by comparing every pair, so the order inside an expert is that of the
+slots, and no atomic decides anything.
 """
 
 from __future__ import annotations
