@@ -26,12 +26,12 @@ def run(op: str, args: tuple) -> tuple:
 @pytest.mark.parametrize("spec", NORMS, ids=str)
 def test_rows_beyond_registers(spec, dtype, few, monkeypatch):
     """Every sample on the way of long rows, by a limit of 16 columns and chunks of 32."""
-    from tle_ops.kernels import norm_triton, norm_wide_triton
+    from tle_ops.kernels import _norm_wide_triton, norm_triton
 
     monkeypatch.setattr(norm_triton, "LONGEST", 16)
-    monkeypatch.setattr(norm_wide_triton, "_CHUNK", 32)
-    monkeypatch.setattr(norm_wide_triton, "_WARPS", 1)
-    monkeypatch.setattr(norm_wide_triton, "FEW", few)
+    monkeypatch.setattr(_norm_wide_triton, "_CHUNK", 32)
+    monkeypatch.setattr(_norm_wide_triton, "_WARPS", 1)
+    monkeypatch.setattr(_norm_wide_triton, "FEW", few)
     for sample in spec.samples(dtype):
         if sample.id != "wide":  # 157 such chunks; test_very_long_rows has real ones
             assert_as_good(spec, run(spec.name, sample.args), outputs(spec.op(*sample.args)), sample.args)

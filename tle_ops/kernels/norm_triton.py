@@ -2,7 +2,7 @@
 
 Rows of up to LONGEST columns stay in registers. A backward is persistent: a program walks over many rows, keeps its
 sums of dweight and dbias in registers and leaves one row of each in a scratch matrix, which a second kernel sums in a
-fixed order. Longer rows are cut into chunks, and a statistic is merged from those of the chunks (norm_wide_triton.py).
+fixed order. Longer rows are cut into chunks, and a statistic is merged from those of the chunks (_norm_wide_triton.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tle_ops import _meta
-from tle_ops.kernels import norm_wide_triton as wide
+from tle_ops.kernels import _norm_wide_triton as wide
 from tle_ops.kernels._rows_triton import (
     LONGEST,
     load_rows,
