@@ -48,7 +48,7 @@ def per_token_cast_fp8(
         scales = amax / torch.full_like(amax, 448)
         q = (g / scales).clamp(-448, 448).to(torch.float8_e4m3fn).flatten(-2)
 
-    The format is that of DeepSeek-V3 (arXiv 2412.19437, section 3.3).
+    Not differentiable. The format is that of DeepSeek-V3 (arXiv 2412.19437, section 3.3).
     """
     return torch.ops.tle.per_token_cast_fp8(x, group_size, dtype, scale_ue8m0, column_major_scales)
 
@@ -102,6 +102,8 @@ def per_block_cast_fp8(
         amax = t.abs().amax((-3, -1), keepdim=True).clamp_min(1e-4)
         scales = amax / torch.full_like(amax, 448)
         q = (t / scales).clamp(-448, 448).to(torch.float8_e4m3fn).view_as(x)
+
+    Not differentiable.
     """
     return torch.ops.tle.per_block_cast_fp8(x, block_size, dtype, scale_ue8m0)
 
@@ -150,7 +152,7 @@ def per_channel_cast_fp8(
         ValueError: group_size is 0 or below -1; x has no dimension.
         TypeError: x is not a float, dtype not a float8 type.
 
-    Plain PyTorch: `per_token_cast_fp8` of the transposed matrix, transposed back.
+    Not differentiable. Plain PyTorch: `per_token_cast_fp8` of the transposed matrix, transposed back.
     """
     return torch.ops.tle.per_channel_cast_fp8(x, group_size, dtype, scale_ue8m0)
 

@@ -1,0 +1,114 @@
+"""Which kernel a call takes, and that `tle_ops.backend` and `tle_ops.explain` say so."""
+
+import threading
+import warnings
+
+import pytest
+import torch
+
+import tle_ops
+from tests.table import F64, assert_same_bits, randn
+from tle_ops import _dispatch
+from tle_ops.kernels import CUDA
+
+
+class FakeCuda(torch.Tensor):
+    """What the choice of a kernel looks at, without a GPU."""
+
+    is_cuda = True
+
+    @staticmethod
+    def __new__(cls, dtype=torch.float32):
+        return torch.Tensor._make_subclass(cls, torch.empty(2, 128, dtype=dtype))
+
+
+@pytest.fixture(autouse=True)
+def whole_toolchain(monkeypatch):
+    monkeypatch.setattr(_dispatch, "missing_toolchain", lambda: "")
+
+
+def test_explain_on_the_cpu():
+    choice = tle_ops.explain("per_token_cast_fp8", torch.ones(2, 128))
+    assert (choice.device, choice.backend, choice.module) == ("cpu", "ref", "quant_ref")
+    assert str(choice) == "per_token_cast_fp8 on cpu: ref (quant_ref), the reference is the CPU kernel"
+    assert tle_ops.explain("add", torch.ones(2, device="meta")).backend == "contract"
+
+
+def test_explain_names_the_default_on_cuda():
+    for op, module in CUDA.items():
+        choice = tle_ops.explain(op, FakeCuda())
+        assert choice.module == module
+        assert tle_ops.backends(op)[0] == choice.backend
+
+
+def test_float64_goes_to_the_reference():
+    assert tle_ops.explain("add", FakeCuda(F64)).backend == "ref"
+    assert "float64" in tle_ops.explain("scale_cast", FakeCuda(), 1.0, F64).reason
+    with tle_ops.backend("triton"):
+        assert tle_ops.explain("add", FakeCuda(F64)).backend == "ref"
+
+
+def test_backend_forces_and_restores():
+    with tle_ops.backend("triton"):
+        assert tle_ops.explain("add", FakeCuda()).module == "elementwise_triton"
+        with tle_ops.backend("ref"):
+            assert tle_ops.explain("add", FakeCuda()).module == "elementwise_ref"
+        assert tle_ops.explain("add", FakeCuda()).module == "elementwise_triton"
+    assert tle_ops.explain("add", FakeCuda()).module == CUDA["add"]
+    tle_ops.backend("tilelang")  # as a setter
+    assert tle_ops.explain("add", FakeCuda()).module == "elementwise_tilelang"
+    tle_ops.backend(None)
+    assert tle_ops.explain("add", FakeCuda()).module == CUDA["add"]
+
+
+def test_backend_is_restored_after_an_error():
+    with pytest.raises(KeyError), tle_ops.backend("ref"):
+        raise KeyError
+    assert _dispatch._forced is None
+
+
+def test_wrong_names_are_errors():
+    with pytest.raises(
+        ValueError, match="backend: name must be one of triton, tilelang, gluon, ref or None, got 'cutile'"
+    ):
+        tle_ops.backend("cutile")
+    with pytest.raises(ValueError, match="explain: op must be one of .*per_token_cast_fp8.*, got 'softmax'"):
+        tle_ops.explain("softmax")
+    with tle_ops.backend("gluon"), pytest.raises(NotImplementedError, match="add: the backend 'gluon' has no kernel"):
+        tle_ops.explain("add", FakeCuda())
+
+
+def test_without_the_toolchain_triton_serves_and_says_so_once(monkeypatch):
+    monkeypatch.setattr(_dispatch, "missing_toolchain", lambda: "nvcc was not found")
+    monkeypatch.setitem(_dispatch.CUDA, "add", "elementwise_tilelang")
+    monkeypatch.setattr(_dispatch, "_kernel", lambda module, op: lambda *args: module)
+    _dispatch._warn_once.cache_clear()
+    assert "nvcc was not found" in tle_ops.explain("add", FakeCuda()).reason
+    body = _dispatch.cuda_body("add", torch.ops.tle.add.default._schema)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert {body(FakeCuda(), FakeCuda()) for _ in range(3)} == {"elementwise_triton"}
+    assert [str(w.message) for w in caught] == [
+        "tle_ops: add on cuda: triton (elementwise_triton), TileLang, the default, cannot build here: nvcc was not found"
+    ]
+
+
+def test_eight_threads_at_once():
+    x = randn(64, 512)
+    want = tle_ops.per_token_cast_fp8(x)
+    failures = []
+
+    def work():
+        for _ in range(20):
+            for a, b in zip(tle_ops.per_token_cast_fp8(x), want, strict=True):
+                try:
+                    assert_same_bits(a, b)
+                except AssertionError as e:
+                    failures.append(e)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
