@@ -161,7 +161,7 @@ def small_kernels(monkeypatch):
     """The Triton kernels, with tiles so small that small rows take every way: rounds, one tile, many tiles, a sort."""
     from tle_ops.kernels import topk_triton
 
-    for name, value in (("_SHORT", 64), ("_FEW", 4), ("_TILE", 256), ("_MOST", 48)):
+    for name, value in (("_SHORT", 64), ("_FEW", 4), ("_TILE", 256), ("_SHORTEST", 32), ("_ENOUGH", 16), ("_MOST", 48)):
         monkeypatch.setattr(topk_triton, name, value)
     return topk_triton
 

@@ -27,6 +27,8 @@ from tle_ops.kernels._triton import kernel, replayed
 _SHORT = 1024  # columns that a warp holds: 32 a thread
 _FEW = 16  # rounds
 _TILE = 16384  # columns that a program holds: 32 a thread of 16 warps
+_SHORTEST = 512  # columns of a program
+_ENOUGH = 264  # programs: two for each multiprocessor of an H200
 _MOST = 4096  # selected elements that a program sorts; a quarter of a tile, so that rows of many tiles shrink
 _NOWHERE = tl.constexpr(2**31 - 1)  # a column beyond every row
 
@@ -437,6 +439,15 @@ def _sortable(x: Tensor) -> Tensor:
     return keys.masked_fill(bits == -(2**31), 0).masked_fill(x.isnan(), 2**31 - 1)
 
 
+def _block(M: int, N: int, k: int, tile: int, again: bool) -> int:
+    """Columns of a program. Few rows are cut into enough parts to fill the GPU, each at least four times as long as
+    what it keeps; a row that one program gets through quickly is not cut."""
+    if tile // 2 >= N or (again and tile >= N):
+        return max(triton.next_power_of_2(N), _SHORTEST)
+    part = triton.next_power_of_2(triton.cdiv(N, max(1, _ENOUGH // M)))
+    return min(max(part, triton.next_power_of_2(4 * k), _SHORTEST), tile)
+
+
 def _select(
     x: Tensor,
     M: int,
@@ -452,7 +463,7 @@ def _select(
     tile = _TILE // 2 if wide else _TILE
     columns = None  # of a shortened row
     while True:
-        block = min(max(triton.next_power_of_2(N), 512), tile)
+        block = _block(M, N, k, tile, columns is not None)
         parts = triton.cdiv(N, block)
         final = parts == 1
         keep = k if final else min(k, block)
