@@ -35,20 +35,38 @@ def _rows(shape: tuple[int, ...], strides: tuple[int, ...], may_split: bool) -> 
     N = shape[-1]
     if N > 1 and strides[-1] != 1:
         return None
+    lead = list(zip(shape[:-1], strides[:-1], strict=True))
+    merged = _merge(lead)
+    if len(merged) > 1 + may_split:  # dimensions of size 1 count only if they may: one row should look like many
+        merged = _merge([(size, stride) for size, stride in lead if size != 1])
+    if len(merged) > 1 + may_split:
+        return None
+    split = len(merged) == 2
+    heads, pitch = merged.pop() if merged else (1, N)
+    outer = merged.pop()[1] if merged else 0
+    return Rows(math.prod(shape[:-1]), N, heads, outer, pitch, split, outer % 8 == 0 and pitch % 8 == 0)
+
+
+def _merge(dims: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sizes and strides, with neighbours joined that one stride runs through."""
     merged: list[tuple[int, int]] = []
-    for size, stride in zip(shape[:-1], strides[:-1], strict=True):
-        if size == 1:
-            continue
+    for size, stride in dims:
         if merged and merged[-1][1] == size * stride:
             merged[-1] = (merged[-1][0] * size, stride)
         else:
             merged.append((size, stride))
-    M = math.prod(shape[:-1])
-    if len(merged) > (2 if may_split else 1):
-        return None
-    heads, pitch = merged.pop() if merged else (1, N)
-    outer = merged.pop()[1] if merged else 0
-    return Rows(M, N, heads, outer, pitch, heads != M, outer % 8 == 0 and pitch % 8 == 0)
+    return merged
+
+
+def is_dense(t: Tensor) -> bool:
+    """Contiguous by all its strides, also those of dimensions of size 1: so one row of a wide tensor is not dense, and
+    takes the kernel that many rows take."""
+    extent = 1
+    for size, stride in zip(reversed(t.shape), reversed(t.stride()), strict=True):
+        if stride != extent:
+            return False
+        extent *= size
+    return True
 
 
 def rows_of(x: Tensor, may_split: bool = False) -> tuple[Tensor, Rows]:

@@ -223,7 +223,8 @@ def _norm_bwd(
     else:
         tile = _tile_of_backward(r.N)
         programs = min(triton.cdiv(r.M, tile[0]), num_multiprocessors(x.device))
-    parts = torch.empty((len(sums), programs, r.N), dtype=torch.float32, device=x.device)
+    # [len(sums), programs, N], each of the first at a multiple of 16 bytes
+    parts = torch.empty((len(sums), (programs * r.N + 3) // 4 * 4), dtype=torch.float32, device=x.device)
     scratch = [dx, dx]  # pointers that are not used
     for k, (i, _) in enumerate(sums):
         scratch[i] = parts[k]

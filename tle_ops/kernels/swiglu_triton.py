@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tle_ops import _meta
-from tle_ops.kernels._rows_triton import clamp_above, clamp_both, row_start, rows_of, sigmoid
+from tle_ops.kernels._rows_triton import clamp_above, clamp_both, is_dense, row_start, rows_of, sigmoid
 from tle_ops.kernels._triton import kernel, replayed
 
 _TILE = 2048  # elements per program of 4 warps: two 16-byte loads of bfloat16 per thread and input
@@ -168,7 +168,7 @@ def _launch(gate: Tensor, up: Tensor, y: Tensor, limit: float, act: int) -> Tens
     n = y.numel()
     if n == 0:
         return y
-    if gate.is_contiguous() and up.is_contiguous():
+    if is_dense(gate) and is_dense(up):
         _flat_kernel(triton.cdiv(n, _TILE), (gate, up, y), (n, limit), (act, _TILE))
         return y
     (gate, g), (up, u) = rows_of(_at_least_1d(gate)), rows_of(_at_least_1d(up))
@@ -184,7 +184,7 @@ def _launch_bwd(
     n = dy.numel()
     if n == 0:
         return outputs
-    if dy.is_contiguous() and gate.is_contiguous() and up.is_contiguous():
+    if is_dense(dy) and is_dense(gate) and is_dense(up):
         _flat_bwd_kernel(triton.cdiv(n, _TILE), (dy, gate, up, *outputs), (n, limit), (act, _TILE))
         return outputs
     (dy, d), (gate, g), (up, u) = (rows_of(_at_least_1d(t)) for t in (dy, gate, up))
