@@ -1,10 +1,12 @@
 """moe_align against its definition, by loops."""
 
 import hypothesis
+import pytest
 import torch
 from hypothesis import strategies as st
 
 import tle_ops
+from tests.graphs import assert_replays
 from tests.specs.scan import ints
 
 
@@ -32,6 +34,11 @@ def test_moe_align_by_its_definition(seed, tokens, k, num_experts, block_size):
     got = tle_ops.moe_align(ids, num_experts, block_size)
     want = aligned(ids.flatten().tolist(), num_experts, block_size)
     assert [t.tolist() for t in got] == [want[0], want[1], [want[2]]]
+
+
+@pytest.mark.gpu
+def test_cuda_graphs():
+    assert_replays(tle_ops.moe_align, *((ints(500, 4, high=64, seed=i), 64, 16) for i in range(3)))
 
 
 def test_each_token_finds_its_expert(device):

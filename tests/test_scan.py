@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tle_ops
 from tests.conftest import CUDA
+from tests.graphs import assert_replays
 from tests.specs.scan import ints
 from tests.table import BF16, F16, F32, F64, assert_same_bits, randn
 
@@ -125,6 +126,26 @@ def test_kernels_on_every_route(monkeypatch, dtype):
             assert_same_bits(g, w, f"{shape}")
         for bins in (5, 5000) if dtype != F32 else ():
             assert_same_bits(kernels.histogram(x.to(KERNEL_DEVICE), bins), tle_ops.histogram(x, bins))
+
+
+@pytest.mark.gpu
+def test_cuda_graphs():
+    for shape in ((300, 700), (3, 100000)):  # a program for each row, a chain
+        floats = [(randn(*shape, seed=i),) for i in range(3)]
+        assert_replays(tle_ops.cumsum, *floats)
+        assert_replays(tle_ops.compact, *((x, x > i * 0.3) for i, (x,) in enumerate(floats)))
+        assert_replays(tle_ops.cumsum, *((ints(*shape, seed=i),) for i in range(3)))
+        assert_replays(tle_ops.histogram, *((ints(*shape, high=300, seed=i), 256) for i in range(3)))
+
+
+@pytest.mark.gpu
+def test_long_chains_give_the_same_bits_every_time():
+    """Tiles finish in another order on every run; the sums must not notice."""
+    x = randn(1, 2**22 + 5).cuda()
+    first = tle_ops.cumsum(x)
+    for _ in range(20):
+        for a, b in zip(tle_ops.cumsum(x), first, strict=True):
+            assert_same_bits(a, b)
 
 
 def test_gradient_through_the_total():

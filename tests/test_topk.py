@@ -11,6 +11,7 @@ from torch import Tensor
 
 import tle_ops
 from tests.conftest import CUDA
+from tests.graphs import assert_replays
 from tests.table import BF16, F16, F32, F64, assert_same_bits
 
 # TLE_FUZZ=100000 for a long run. An example holds its seed, and a failure prints the example.
@@ -189,6 +190,20 @@ def test_kernels_on_every_route(small_kernels, kind, dtype):
 def test_fuzz_on_gpu(problem, largest, sorted, more):
     check_topk(tle_ops.topk, "cuda", problem, largest, sorted)
     check_selector(tle_ops.topk_selector, "cuda", problem, more)
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_with_changing_windows():
+    for N, k in ((300, 20), (3000, 64), (50000, 512)):
+        versions = []
+        for seed in range(4):
+            g = torch.Generator().manual_seed(seed)
+            starts, ends = (torch.randint(-9, N + 9, (6,), generator=g, dtype=torch.int32) for _ in range(2))
+            versions.append((scores("whole-numbers", (6, N), F32, seed), k, starts, ends))
+        assert_replays(tle_ops.topk_selector, *versions)
+        assert_replays(tle_ops.topk, *((x, k) for x, *_ in versions))
+    logits = [(scores("normal", (64, 256), BF16, seed), 8) for seed in range(3)]
+    assert_replays(tle_ops.topk_gate, *logits)
 
 
 def test_sixteen_million_columns(device):
