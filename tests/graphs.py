@@ -7,8 +7,8 @@ from tests.table import assert_same_bits, outputs
 
 
 def assert_replays(op, *versions: tuple) -> None:
-    """versions: argument tuples on the CPU that differ in the values of their tensors alone. The graph captured with the
-    first must give what the op gives for each."""
+    """versions: argument tuples on the CPU that differ in the values of their tensors alone. The graph captured with
+    the first must give what the op gives for each."""
     static = [a.cuda() if isinstance(a, Tensor) else a for a in versions[0]]
     op(*static)  # builds the kernels
     torch.cuda.synchronize()
