@@ -88,3 +88,81 @@ ValueError: per_channel_cast_back: scales must have shape [1, 512], got [512]
 ValueError: per_channel_cast_back: scales must have shape [1, 512], got [512, 1]
 ValueError: per_channel_cast_back: group_size must be a positive int or -1, got 0
 TypeError: per_channel_cast_back: dtype must be float32, bfloat16, float16 or float64, got int32""")
+
+    def test_schemas_scan_topk_moe_tile(self):
+        self.assertExpectedInline(schemas("scan", "topk", "moe", "tile"), """\
+tle::cumsum(Tensor x, int dim=-1, bool reverse=False, ScalarType? dtype=None) -> (Tensor exclusive, Tensor total)
+tle::compact(Tensor x, Tensor mask) -> (Tensor packed, Tensor indices, Tensor count)
+tle::histogram(Tensor x, int bins) -> Tensor
+tle::moe_align(Tensor topk_ids, int num_experts, int block_size) -> (Tensor sorted_ids, Tensor expert_ids, Tensor num_tokens_post_pad)
+tle::extract_tile(Tensor x, SymInt[] index, SymInt[] shape) -> Tensor
+tle::insert_tile(Tensor x, Tensor tile, SymInt[] index) -> Tensor
+tle::topk(Tensor x, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)
+tle::topk_selector(Tensor scores, SymInt k, Tensor? starts=None, Tensor? ends=None) -> Tensor
+tle::topk_gate(Tensor logits, int k, str scoring="softmax", Tensor? bias=None, int num_groups=1, int topk_groups=1, bool renormalize=True, float scale=1.) -> (Tensor weights, Tensor indices)
+tle::topk_gate_bwd(Tensor dweights, Tensor logits, Tensor indices, str scoring, bool renormalize, float scale) -> Tensor""")
+
+    def test_errors_scan_tile(self):
+        self.assertExpectedInline(messages("scan", "tile"), """\
+TypeError: cumsum: x must be float32, bfloat16, float16, float64, bool, uint8, int8, int16, int32 or int64, got float8_e4m3fn
+TypeError: cumsum: x must be float32, bfloat16, float16, float64, bool, uint8, int8, int16, int32 or int64, got complex64
+TypeError: cumsum: dtype must be float32, bfloat16, float16, float64, uint8, int8, int16, int32 or int64, got bool
+TypeError: cumsum: dtype must be float32, bfloat16, float16, float64, uint8, int8, int16, int32 or int64, got float8_e4m3fn
+ValueError: cumsum: dim must be in [-2, 1], got 2
+ValueError: cumsum: dim must be in [-2, 1], got -3
+TypeError: compact: x must be float32, bfloat16, float16, float64, bool, uint8, int8, int16, int32 or int64, got float8_e4m3fn
+TypeError: compact: mask must be bool, got int32
+ValueError: compact: mask must have shape [4, 8], got [4, 7]
+ValueError: compact: mask must have shape [4, 8], got [8]
+ValueError: compact: x must have at least 1 dimension, got shape []
+TypeError: histogram: x must be bool, uint8, int8, int16, int32 or int64, got float32
+ValueError: histogram: bins must be a positive int, got 0
+ValueError: histogram: x must have at least 1 dimension, got shape []
+ValueError: extract_tile: index must have the 2 dimensions of x, got [1]
+ValueError: extract_tile: shape must have the 2 dimensions of x, got [4]
+ValueError: extract_tile: shape must divide the shape of x, [8, 12], got [3, 3]
+ValueError: extract_tile: shape must be positive in every dimension, got [0, 3]
+ValueError: extract_tile: index must be in [0, 2) in dimension 0, got [2, 0]
+ValueError: extract_tile: index must be in [0, 4) in dimension 1, got [0, -1]
+TypeError: insert_tile: tile must be float32, as x, got float16
+TypeError: insert_tile: tile must be float32, as x, got float8_e4m3fn
+ValueError: insert_tile: index must have the 2 dimensions of x, got [1]
+ValueError: insert_tile: tile must have the 2 dimensions of x, got [4]
+ValueError: insert_tile: tile must divide the shape of x, [8, 12], got [3, 3]
+ValueError: insert_tile: index must be in [0, 2) in dimension 0, got [2, 0]
+ValueError: insert_tile: tile must be positive in every dimension, got [4, 0]""")
+
+    def test_errors_topk_moe(self):
+        self.assertExpectedInline(messages("topk", "moe"), """\
+TypeError: moe_align: topk_ids must be int32 or int64, got float32
+TypeError: moe_align: topk_ids must be int32 or int64, got int16
+ValueError: moe_align: num_experts must be a positive int, got 0
+ValueError: moe_align: block_size must be a positive int, got 0
+TypeError: topk: x must be float32, bfloat16, float16, float64, bool, uint8, int8, int16, int32 or int64, got float8_e4m3fn
+ValueError: topk: k must be in [0, 16], the size of dimension 1, got 17
+ValueError: topk: k must be in [0, 4], the size of dimension 0, got 5
+ValueError: topk: k must be in [0, 16], the size of dimension 1, got -1
+ValueError: topk: dim must be in [-2, 1], got 2
+ValueError: topk: x must have at least 1 dimension, got shape []
+TypeError: topk_selector: scores must be float32, bfloat16, float16, float64, bool, uint8, int8, int16, int32 or int64, got float8_e4m3fn
+ValueError: topk_selector: k must not be negative, got -1
+TypeError: topk_selector: starts must be int32 or int64, got float32
+TypeError: topk_selector: ends must be int32 or int64, got int16
+ValueError: topk_selector: ends must have shape [4], got [3]
+ValueError: topk_selector: ends must have shape [4], got []
+ValueError: topk_selector: scores must have at least 1 dimension, got shape []
+TypeError: topk_gate: logits must be float32, bfloat16, float16 or float64, got int32
+ValueError: topk_gate: k must be in [1, 16], the experts of 1 of 1 groups, got 0
+ValueError: topk_gate: k must be in [1, 16], the experts of 1 of 1 groups, got 17
+ValueError: topk_gate: k must be in [1, 4], the experts of 1 of 4 groups, got 5
+ValueError: topk_gate: scoring must be 'softmax' or 'sigmoid', got 'relu'
+ValueError: topk_gate: bias must have shape [16], got [15]
+TypeError: topk_gate: bias must be float32, bfloat16, float16 or float64, got int64
+ValueError: topk_gate: num_groups must be a positive int, got 0
+ValueError: topk_gate: num_groups must divide the 16 experts, got 3
+ValueError: topk_gate: topk_groups must be in [1, 4], the number of groups, got 5
+ValueError: topk_gate: logits must have at least 1 dimension, got shape []
+TypeError: topk_gate_bwd: dweights must be float32, bfloat16, float16 or float64, got int32
+TypeError: topk_gate_bwd: indices must be int32, got int64
+ValueError: topk_gate_bwd: indices must have shape [4, 2], got [2]
+ValueError: topk_gate_bwd: dweights must have shape [4, 2], got [4, 3]""")

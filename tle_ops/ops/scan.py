@@ -75,6 +75,6 @@ def histogram(x: Tensor, bins: int) -> Tensor:
         ValueError: bins is not positive, x has no dimension, or N is above 2**31 - 1.
         TypeError: x is of another type.
 
-    vmap. Plain PyTorch (1-D): `torch.bincount(x[(x >= 0) & (x < bins)], minlength=bins)`
+    Not differentiable; vmap. Plain PyTorch (1-D): `torch.bincount(x[(x >= 0) & (x < bins)], minlength=bins)`
     """
     return torch.ops.tle.histogram(x, bins)
