@@ -95,7 +95,8 @@ def _norm_bwd_kernel(
     pid = tl.program_id(0)
     n = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     inside = n < N
-    weight = scaled(tl.full((1, BLOCK), 1.0, tl.float32), weight_ptr, n, offset, N, WEIGHT, True)
+    if BLOCK <= 8192:  # beyond, registers do not suffice for the weight, too
+        weight = scaled(tl.full((1, BLOCK), 1.0, tl.float32), weight_ptr, n, offset, N, WEIGHT, True)
     dweight = tl.zeros((ROWS, BLOCK), tl.float32)
     dbias = tl.zeros((ROWS, BLOCK), tl.float32)
     tiles = tl.cdiv(M, ROWS).to(tl.int32)
@@ -107,7 +108,7 @@ def _norm_bwd_kernel(
         if ADD:
             dnew = tl.load(dnew_ptr + row_start(m, 1, 0, dnew_pitch, False, ALIGNED) + n, mask=mask, other=0.0)
         x, rstd = normed(x.to(tl.float32), inside, eps, N, CENTERED)
-        p = dy * weight if WEIGHT else dy
+        p = dy * weight if BLOCK <= 8192 else scaled(dy, weight_ptr, n, offset, N, WEIGHT, True)
         dx = p - x * (tl.sum(p * x, axis=1) * (1.0 / N))[:, None]
         if CENTERED:
             dx -= (tl.sum(p, axis=1) * (1.0 / N))[:, None]
@@ -151,12 +152,14 @@ def tile_of(N: int) -> tuple[int, int, int]:
     return rows, block, max(4, min(rows * block // 1024, 16))
 
 
-def _tile_of_backward(N: int) -> tuple[int, int, int, int]:
-    """ROWS, BLOCK, warps, stages: tiles of 8192 elements, 32 per thread, so that their sums fit into registers; the
-    next two are on their way while one is worked on."""
+def _tile_of_backward(N: int, itemsize: int) -> tuple[int, int, int, int] | None:
+    """ROWS, BLOCK, warps, stages: tiles of 8192 elements, 32 per thread, so that their sums fit into registers. The
+    next one or two, of `itemsize` bytes per element in all inputs together, are on their way to shared memory (227 KiB)
+    while one is worked on. None: rows are too long for that."""
     block = triton.next_power_of_2(N)
     rows = max(1, min(8192 // block, 64))
-    return rows, block, max(4, rows * block // 1024), 3
+    ahead = min(2, 200_000 // (rows * block * itemsize))
+    return (rows, block, max(4, rows * block // 1024), 1 + ahead) if N <= LONGEST and ahead else None
 
 
 def norm(
@@ -218,10 +221,13 @@ def _norm_bwd(
     aligned = r.aligned and dy_rows.aligned and dnew_rows.aligned
     scalars = (r.M, r.heads, r.outer, r.pitch, dy_rows.pitch, dnew_rows.pitch, eps, offset)
     flags = (r.N, centered, add, weight is not None, *want, r.split, aligned)
-    if r.N > LONGEST:
+    inputs = [dy, x, *[dnew] * add]
+    if r.N > 8192 and weight is not None:  # read anew for each row
+        inputs.append(weight)
+    tile = _tile_of_backward(r.N, sum(t.itemsize for t in inputs))
+    if tile is None:
         programs = wide.backward_programs(r.M, r.N, x.device)
     else:
-        tile = _tile_of_backward(r.N)
         programs = min(triton.cdiv(r.M, tile[0]), num_multiprocessors(x.device))
     # [len(sums), programs, N], each of the first at a multiple of 16 bytes
     parts = torch.empty((len(sums), (programs * r.N + 3) // 4 * 4), dtype=torch.float32, device=x.device)
@@ -229,7 +235,7 @@ def _norm_bwd(
     for k, (i, _) in enumerate(sums):
         scratch[i] = parts[k]
     tensors = (dy, dnew, x, _vector(weight, x), dx, *scratch)
-    if r.N > LONGEST:
+    if tile is None:
         wide.norm_bwd(programs, tensors, scalars, flags)
     else:
         rows, block, num_warps, stages = tile
