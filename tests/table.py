@@ -128,4 +128,5 @@ def to_device(args: tuple, device: str) -> tuple:
             storage.copy_(source)
         return moved.requires_grad_(a.requires_grad)
 
-    return tuple(map(move, args))
+    moved = {id(a): move(a) for a in args if isinstance(a, Tensor)}  # one tensor given twice stays one
+    return tuple(moved.get(id(a), a) for a in args)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tle_ops.kernels._cuda_home import nvcc
+from tle_ops.kernels._replay import Launch, record
 
 
 def _set_cuda_home() -> None:
@@ -77,14 +78,15 @@ def compile_prim_func(prim_func: Any, device: torch.device) -> Callable[..., Non
     """The launcher of one kernel on one device: takes the arguments of the prim_func, runs on torch's current stream of
     the device, and leaves the current device as it was (TileLang's host code does not)."""
     run = _entry(prim_func, arch(torch.cuda.get_device_capability(device)))
-    current_device, index = torch.cuda.current_device, device.index
+    index = device.index
 
     def launch(*args: Any) -> None:
-        if current_device() == index:
+        if torch.cuda.current_device() == index:
             run(*args)
         else:
             with torch.cuda.device(index):
                 run(*args)
+        record(Launch(run, args, by_pointer=False))
 
     return launch
 

@@ -4,9 +4,8 @@ quantization."""
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -14,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
+from tle_ops.kernels._replay import STREAM, Launch, current_device, current_stream, record
+
 INTERPRETED = knobs.runtime.interpret
-_current_device = torch._C._cuda_getDevice if hasattr(torch._C, "_cuda_getDevice") else None
-_recorder = threading.local()
 
 
 # --- launching -------------------------------------------------------------------------------------------------------
@@ -47,7 +46,7 @@ class Kernel:
             self.fn[(grid,)](*tensors, *scalars, *constants)
             return
         index = tensors[0].get_device()
-        if index != _current_device():
+        if index != current_device():
             with torch.cuda.device(index):
                 self(grid, tensors, scalars, constants, num_warps, maxnreg)
             return
@@ -60,10 +59,9 @@ class Kernel:
             self.variants[key] = variant
         else:
             launch, head = _launcher(variant)
-            launch(grid, 1, 1, torch._C._cuda_getCurrentRawStream(index), *head, *pointers, *scalars, *constants)
-        launches = getattr(_recorder, "launches", None)
-        if launches is not None:
-            launches.append(_Launch(variant, grid, tensors, (*scalars, *constants)))
+            launch(grid, 1, 1, current_stream(index), *head, *pointers, *scalars, *constants)
+        launch, head = _launcher(variant)
+        record(Launch(launch, (grid, 1, 1, STREAM, *head, *tensors, *scalars, *constants), by_pointer=True))
 
 
 def kernel(*scalars: str) -> Callable[[Callable], Kernel]:
@@ -80,114 +78,6 @@ def _launcher(variant: Any) -> tuple[Callable, tuple]:
         flags = (run.launch_cooperative_grid, run.launch_pdl, None, None)
         return run.launch, (variant.function, *flags, variant.packed_metadata, None, None, None)
     return run, (variant.function, variant.packed_metadata, None, None, None)
-
-
-# --- replaying -------------------------------------------------------------------------------------------------------
-class _Launch(NamedTuple):
-    variant: Any
-    grid: int
-    tensors: tuple[Tensor, ...]
-    tail: tuple  # scalars and constants
-
-
-class _Replay(NamedTuple):
-    outputs: list[tuple]  # shape, strides, dtype of each
-    single: bool  # one tensor, not a tuple of one
-    pick: Callable  # from (*inputs, *outputs) the pointers of the launch
-    launch: Callable
-    grid: int
-    head: tuple
-    tail: tuple
-
-
-def replayed(launcher: Callable) -> Callable:
-    """Decorator of a launcher: what one call works out from the metadata of its arguments, the next one remembers.
-
-    The contract, the geometry and the choice of the variant depend on shapes, strides, dtypes, alignment, device and
-    plain arguments alone. So if a call came down to one launch over its own inputs and outputs, the same metadata
-    again means the same launch: allocate, launch, done. That takes half the time of working it out. Other calls
-    (copies, two launches, another current device, one tensor given twice) go through the launcher every time.
-    """
-    replays: dict[tuple, _Replay] = {}
-
-    def replay(args: tuple) -> Any:
-        """The outputs, or None if no such call has been recorded."""
-        device = _current_device()
-        key = [device]
-        pointers = []
-        for a in args:
-            if isinstance(a, Tensor):
-                pointer = a.data_ptr()
-                pointers.append(pointer)
-                key += (a.shape, a.stride(), a.dtype, a.get_device(), pointer & 15)
-            else:
-                key.append(a)
-        known = replays.get(tuple(key))
-        if known is None:
-            return None
-        out = [_empty(*description) for description in known.outputs]
-        pointers += [t.data_ptr() for t in out]
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        known.launch(known.grid, 1, 1, stream, *known.head, *known.pick(pointers), *known.tail)
-        return out[0] if known.single else tuple(out)
-
-    @functools.wraps(launcher)
-    def call(*args):
-        if INTERPRETED:
-            return launcher(*args)
-        result = replay(args)
-        return _record(launcher, args, replays) if result is None else result
-
-    call.replay, call.replays = replay, replays
-    return call
-
-
-try:
-    from torch._C._dynamo.guards import _empty_strided_cuda as _empty  # torch.empty costs three times as much
-except ImportError:
-
-    def _empty(shape: tuple, strides: tuple, dtype: torch.dtype) -> Tensor:
-        return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
-
-
-def _record(launcher: Callable, args: tuple, replays: dict) -> Any:
-    """Call the launcher, and remember the call if it was one launch over its inputs and outputs."""
-    device = _current_device()
-    outer = getattr(_recorder, "launches", None)
-    _recorder.launches = launches = []
-    try:
-        result = launcher(*args)
-    finally:
-        _recorder.launches = outer
-    if outer is not None:
-        outer.extend(launches)
-    inputs = [a for a in args if isinstance(a, Tensor)]
-    outputs = [result] if isinstance(result, Tensor) else list(result)
-    known = {id(t): i for i, t in enumerate((*inputs, *outputs))}
-    if (
-        len(launches) == 1
-        and len(known) == len(inputs) + len(outputs)
-        and all(id(t) in known for t in launches[0].tensors)
-        and all(t.get_device() == device for t in (*inputs, *outputs))
-        and all(t.numel() for t in outputs)
-    ):
-        key: list = [device]
-        for a in args:
-            key += (a.shape, a.stride(), a.dtype, device, a.data_ptr() & 15) if isinstance(a, Tensor) else (a,)
-        if len(replays) >= 4096:  # every new row count is an entry
-            replays.clear()
-        variant, grid, tensors, tail = launches[0]
-        positions = [known[id(t)] for t in tensors]
-        replays[tuple(key)] = _Replay(
-            [(tuple(t.shape), t.stride(), t.dtype) for t in outputs],
-            isinstance(result, Tensor),
-            eval(f"lambda pointers: ({' '.join(f'pointers[{i}],' for i in positions)})"),
-            _launcher(variant)[0],
-            grid,
-            _launcher(variant)[1],
-            tail,
-        )
-    return result
 
 
 # --- FP8 quantization: shared by every kernel that ends in codes and scales -------------------------------------------

@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from tle_ops import _meta
-from tle_ops.kernels._triton import kernel, replayed
+from tle_ops.kernels._replay import replayed
+from tle_ops.kernels._triton import kernel
 
 _BLOCK = 2048  # elements per program of 4 warps: two 16-byte loads of bfloat16 per thread and input
 _DIMS = 4  # of a strided sum, after neighbouring dimensions have been merged

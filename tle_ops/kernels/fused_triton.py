@@ -14,6 +14,7 @@ from torch import Tensor
 from tle_ops import _meta
 from tle_ops._meta import FP8_MAX
 from tle_ops.kernels import norm_triton, quant_triton, swiglu_triton
+from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._rows_triton import (
     LONGEST,
     clamp_above,
@@ -25,7 +26,7 @@ from tle_ops.kernels._rows_triton import (
     scaled,
     silu_product,
 )
-from tle_ops.kernels._triton import kernel, magnitude, replayed, scale_of
+from tle_ops.kernels._triton import kernel, magnitude, scale_of
 
 _TILE = 2048  # elements per program of 2 warps
 _CODE = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}

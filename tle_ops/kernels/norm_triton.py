@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tle_ops import _meta
 from tle_ops.kernels import _norm_wide_triton as wide
+from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._rows_triton import (
     LONGEST,
     load_rows,
@@ -23,7 +24,7 @@ from tle_ops.kernels._rows_triton import (
     rows_of,
     scaled,
 )
-from tle_ops.kernels._triton import kernel, replayed
+from tle_ops.kernels._triton import kernel
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tle_ops import _meta
 from tle_ops._meta import AMAX_FLOOR, FP8_MAX
+from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._tilelang import Kernel, vector_width
 from tle_ops.kernels._tilelang_quant import (
     Tiling,
@@ -22,6 +23,7 @@ VECTOR = 8  # elements; 16 bytes of a 16-bit type
 MANY = 1 << 23  # elements; from here on there is work for every multiprocessor, and a thread takes more
 
 
+@replayed
 def per_token_cast_fp8(
     x: Tensor,
     group_size: int = 128,
@@ -36,6 +38,7 @@ def per_token_cast_fp8(
     return q, scales
 
 
+@replayed
 def fake_quant_fp8(
     x: Tensor, group_size: int = 128, dtype: torch.dtype = torch.float8_e4m3fn, scale_ue8m0: bool = False
 ) -> Tensor:
@@ -50,7 +53,7 @@ def _token(
 ) -> None:
     """Launch `kernel` on x with the outputs y and, unless None, scales."""
     N = x.shape[-1]
-    x, y = _rows(x), y if y.dim() == 2 else y.view(-1, N)
+    x, y = _rows(x), _flat(y)
     length = N if group_size == -1 or group_size > N else group_size
     G = -(-N // length)
     if scales is not None:
@@ -79,6 +82,7 @@ def _groups_across(length: int, G: int, width: int, itemsize: int, many: bool) -
     return across
 
 
+@replayed
 def per_block_cast_fp8(
     x: Tensor, block_size: int = 128, dtype: torch.dtype = torch.float8_e4m3fn, scale_ue8m0: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -90,10 +94,11 @@ def per_block_cast_fp8(
     x = _rows(x)
     width = vector_width(VECTOR, block if block < N else N, N, x.stride(0), x.data_ptr() // x.element_size())
     launch = block_kernel(x.device, x.dtype, dtype, block, width, scale_ue8m0, x.shape[0] != M)
-    launch(x, q.view(-1, N), scales.view(-1, scales.shape[-1]), M)
+    launch(x, _flat(q), _flat(scales), M)
     return q, scales
 
 
+@replayed
 def per_channel_cast_fp8(
     x: Tensor, group_size: int = 128, dtype: torch.dtype = torch.float8_e4m3fn, scale_ue8m0: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -104,10 +109,11 @@ def per_channel_cast_fp8(
     M, N = x.shape
     group = None if group_size == -1 or group_size > max(M, 1024) else group_size
     width = vector_width(VECTOR, N, x.stride(0), x.data_ptr() // x.element_size())
-    channel_kernel(x.device, x.dtype, dtype, group, width, scale_ue8m0)(x, q.view(-1, N), scales)
+    channel_kernel(x.device, x.dtype, dtype, group, width, scale_ue8m0)(x, _flat(q), scales)
     return q, scales
 
 
+@replayed
 def per_token_cast_back(
     q: Tensor, scales: Tensor, group_size: int = 128, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
@@ -115,10 +121,11 @@ def per_token_cast_back(
     if y.numel():
         N = q.shape[-1]
         along = None if group_size == -1 or group_size >= N else group_size
-        _back(q, scales.reshape(-1, scales.shape[-1]), y, 1, along, 0)
+        _back(q, _flat(scales), y, 1, along, 0)
     return y
 
 
+@replayed
 def per_block_cast_back(
     q: Tensor, scales: Tensor, block_size: int = 128, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
@@ -126,22 +133,23 @@ def per_block_cast_back(
     if y.numel():
         M, N = q.shape[-2:]
         block = _block(block_size, M, N)
-        _back(q, scales.reshape(-1, scales.shape[-1]), y, block, block, M)
+        _back(q, _flat(scales), y, block, block, M)
     return y
 
 
+@replayed
 def per_channel_cast_back(
     q: Tensor, scales: Tensor, group_size: int = 128, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
     y = _meta.per_channel_cast_back(q, scales, group_size, dtype)
     if y.numel():
-        _back(q, scales, y, None if scales.shape[0] == 1 else group_size, 1, 0)
+        _back(q, scales, y, None if group_size == -1 else group_size, 1, 0)
     return y
 
 
 def _back(q: Tensor, scales: Tensor, y: Tensor, down: int | None, along: int | None, M: int) -> None:
     N = q.shape[-1]
-    q, y = q.contiguous().view(-1, N), y.view(-1, N)
+    q, y = _flat(q.contiguous()), _flat(y)
     width = vector_width(VECTOR, N, *(() if along in (None, 1) else (along,)), q.data_ptr())
     back_kernel(q.device, q.dtype, y.dtype, down, along, width, M not in (0, q.shape[0]))(q, scales, y, M)
 
@@ -149,6 +157,11 @@ def _back(q: Tensor, scales: Tensor, y: Tensor, down: int | None, along: int | N
 def _block(block_size: int, M: int, N: int) -> int:
     """The block size for the kernels: one and the same number for all that are large and span the matrix."""
     return block_size if block_size <= 4096 or block_size < max(M, N) else 1 << 40
+
+
+def _flat(t: Tensor) -> Tensor:
+    """[.., n] as [m, n]; the tensor itself if it has two dimensions, for a call that can be replayed."""
+    return t if t.dim() == 2 else t.reshape(-1, t.shape[-1])
 
 
 def _rows(x: Tensor) -> Tensor:

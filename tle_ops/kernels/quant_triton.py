@@ -23,7 +23,8 @@ from torch import Tensor
 
 from tle_ops import _meta
 from tle_ops._meta import AMAX_FLOOR, FP8_MAX
-from tle_ops.kernels._triton import encode, kernel, magnitude, replayed, scale_of
+from tle_ops.kernels._replay import replayed
+from tle_ops.kernels._triton import encode, kernel, magnitude, scale_of
 
 _TILE = 1024  # elements of a tile of token groups: one warp, 32 per thread
 _CHANNELS = 64  # columns of a tile of channel groups: 128 contiguous bytes of bfloat16

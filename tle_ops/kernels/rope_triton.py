@@ -10,8 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from tle_ops import _meta
+from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._rows_triton import aligned
-from tle_ops.kernels._triton import kernel, replayed
+from tle_ops.kernels._triton import kernel
 
 _TILE = 2048  # pairs per program of 4 warps: two 16-byte loads of bfloat16 per thread and half
 

@@ -17,7 +17,8 @@ from torch import Tensor
 import tle_ops.language as tle
 from tle_ops import _meta
 from tle_ops.kernels._lines_triton import aligned, known, lines
-from tle_ops.kernels._triton import kernel, replayed
+from tle_ops.kernels._replay import replayed
+from tle_ops.kernels._triton import kernel
 from tle_ops.language.scan import join, plus
 
 _TILE = 4096  # of a row: 16 elements a thread of 8 warps

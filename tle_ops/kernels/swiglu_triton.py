@@ -7,8 +7,9 @@ import triton.language as tl
 from torch import Tensor
 
 from tle_ops import _meta
+from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._rows_triton import clamp_above, clamp_both, is_dense, row_start, rows_of, sigmoid
-from tle_ops.kernels._triton import kernel, replayed
+from tle_ops.kernels._triton import kernel
 
 _TILE = 2048  # elements per program of 4 warps: two 16-byte loads of bfloat16 per thread and input
 _SILU, _SILU_LIMIT, _GELU, _GELU_TANH = 0, 1, 2, 3  # ACT

@@ -22,7 +22,8 @@ from torch import Tensor
 import tle_ops.language as tle
 from tle_ops import _meta
 from tle_ops.kernels._lines_triton import aligned, known, lines
-from tle_ops.kernels._triton import kernel, replayed
+from tle_ops.kernels._replay import replayed
+from tle_ops.kernels._triton import kernel
 
 _SHORT = 1024  # columns that a warp holds: 32 a thread
 _FEW = 16  # rounds
