@@ -24,7 +24,8 @@ def quantized(cast):
 
 # --- plain PyTorch ---------------------------------------------------------------------------------------------------
 def quantize(groups, dim, ue8m0=False):
-    scales = groups.abs().amax(dim, keepdim=True).clamp_min(1e-4) / 448.0
+    amax = groups.abs().amax(dim, keepdim=True).clamp_min(1e-4)
+    scales = amax / torch.full_like(amax, 448.0)  # by a Python number, CUDA would multiply with the reciprocal
     if ue8m0:  # up to a power of two, by the exponent's bits
         scales = ((scales.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
     return (groups / scales).clamp(-448.0, 448.0).to(FP8), scales
@@ -87,7 +88,7 @@ BACK = {
 }
 BLOCKS = quantized(eager_block)
 # A code that is one step off, in a dequantized output.
-FAKE = Tolerance(ulps=4, elements=1e-3)
+FAKE = Tolerance(ulps=4, elements=2e-3)
 
 
 def case(op, label, M, N, inputs, eager, peers=None, target_us=None, earlier=None, **more):
@@ -128,7 +129,7 @@ CASES = [
     *(
         case(op, "group 128", M, 7168, inputs, eager, peers, quick=M == 4096, peer_tolerance=tolerance)
         for op, inputs, eager, peers, tolerance in (
-            ("per_channel_cast_fp8", activations(G), eager_channel, CHANNEL, Tolerance(codes=1e-3, ulps=4)),
+            ("per_channel_cast_fp8", activations(G), eager_channel, CHANNEL, Tolerance(codes=2e-3, ulps=4)),
             ("fake_quant_fp8", activations(G), eager_fake, {}, FAKE),
             ("per_token_cast_back", quantized(eager_token), eager_token_back, BACK["token"], Tolerance(ulps=4)),
             ("per_channel_cast_back", quantized(eager_channel), eager_channel_back, BACK["channel"], Tolerance(ulps=4)),

@@ -68,11 +68,9 @@ def test_backend_is_restored_after_an_error():
 
 
 def test_wrong_names_are_errors():
-    with pytest.raises(
-        ValueError, match="backend: name must be one of triton, tilelang, gluon, ref or None, got 'cutile'"
-    ):
+    with pytest.raises(ValueError, match="name must be one of triton, tilelang, gluon, ref or None, got 'cutile'"):
         tle_ops.backend("cutile")
-    with pytest.raises(ValueError, match="explain: op must be one of .*per_token_cast_fp8.*, got 'softmax'"):
+    with pytest.raises(ValueError, match=r"explain: op must be one of .*per_token_cast_fp8.*, got 'softmax'"):
         tle_ops.explain("softmax")
     with tle_ops.backend("gluon"), pytest.raises(NotImplementedError, match="add: the backend 'gluon' has no kernel"):
         tle_ops.explain("add", FakeCuda())
@@ -89,7 +87,8 @@ def test_without_the_toolchain_triton_serves_and_says_so_once(monkeypatch):
         warnings.simplefilter("always")
         assert {body(FakeCuda(), FakeCuda()) for _ in range(3)} == {"elementwise_triton"}
     assert [str(w.message) for w in caught] == [
-        "tle_ops: add on cuda: triton (elementwise_triton), TileLang, the default, cannot build here: nvcc was not found"
+        "tle_ops: add on cuda: triton (elementwise_triton), "
+        "TileLang, the default, cannot build here: nvcc was not found"
     ]
 
 

@@ -16,7 +16,7 @@ UE8M0 = pytest.mark.parametrize("ue8m0", [False, True], ids=["plain", "ue8m0"])
 CODES = pytest.mark.parametrize("code", [E4M3, E5M2], ids=["e4m3", "e5m2"])
 
 
-# --- the definition, in other words ------------------------------------------------------------------------------------
+# --- the definition, in other words ----------------------------------------------------------------------------------
 def code_values(code: torch.dtype) -> np.ndarray:
     """The value of each finite non-negative code, from the format's bits."""
     mantissa_bits, bias = {E4M3: (3, 7), E5M2: (2, 15)}[code]

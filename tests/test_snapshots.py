@@ -26,7 +26,9 @@ def schemas(*families: str) -> str:
 
 class TestSnapshots(expecttest.TestCase):
     def test_schemas_elementwise_quant(self):
-        self.assertExpectedInline(schemas("elementwise", "quant"), """\
+        self.assertExpectedInline(
+            schemas("elementwise", "quant"),
+            """\
 tle::add(Tensor x, Tensor y) -> Tensor
 tle::scale_cast(Tensor x, float alpha, ScalarType dtype) -> Tensor
 tle::per_token_cast_fp8(Tensor x, int group_size=128, ScalarType dtype=24, bool scale_ue8m0=False, bool column_major_scales=False) -> (Tensor q, Tensor scales)
@@ -35,17 +37,23 @@ tle::per_block_cast_fp8(Tensor x, int block_size=128, ScalarType dtype=24, bool 
 tle::per_block_cast_back(Tensor q, Tensor scales, int block_size=128, ScalarType dtype=15) -> Tensor
 tle::per_channel_cast_fp8(Tensor x, int group_size=128, ScalarType dtype=24, bool scale_ue8m0=False) -> (Tensor q, Tensor scales)
 tle::per_channel_cast_back(Tensor q, Tensor scales, int group_size=128, ScalarType dtype=15) -> Tensor
-tle::fake_quant_fp8(Tensor x, int group_size=128, ScalarType dtype=24, bool scale_ue8m0=False) -> Tensor""")
+tle::fake_quant_fp8(Tensor x, int group_size=128, ScalarType dtype=24, bool scale_ue8m0=False) -> Tensor""",
+        )
 
     def test_errors_elementwise(self):
-        self.assertExpectedInline(messages("elementwise"), """\
+        self.assertExpectedInline(
+            messages("elementwise"),
+            """\
 ValueError: add: x and y must broadcast together, got shapes [4, 6] and [4, 5]
 TypeError: add: x must not be a float8 type, got float8_e4m3fn
 TypeError: scale_cast: x must be float32, bfloat16, float16 or float64, float8_e4m3fn or float8_e5m2, got int32
-TypeError: scale_cast: dtype must be float32, bfloat16, float16 or float64, float8_e4m3fn or float8_e5m2, got int8""")
+TypeError: scale_cast: dtype must be float32, bfloat16, float16 or float64, float8_e4m3fn or float8_e5m2, got int8""",
+        )
 
     def test_errors_quant(self):
-        self.assertExpectedInline(messages("quant"), """\
+        self.assertExpectedInline(
+            messages("quant"),
+            """\
 TypeError: per_token_cast_fp8: x must be float32, bfloat16, float16 or float64, got int32
 TypeError: per_token_cast_fp8: x must be float32, bfloat16, float16 or float64, got float8_e4m3fn
 ValueError: per_token_cast_fp8: group_size must be a positive int or -1, got 0
@@ -87,10 +95,13 @@ TypeError: per_channel_cast_back: scales must be float32, got float16
 ValueError: per_channel_cast_back: scales must have shape [1, 512], got [512]
 ValueError: per_channel_cast_back: scales must have shape [1, 512], got [512, 1]
 ValueError: per_channel_cast_back: group_size must be a positive int or -1, got 0
-TypeError: per_channel_cast_back: dtype must be float32, bfloat16, float16 or float64, got int32""")
+TypeError: per_channel_cast_back: dtype must be float32, bfloat16, float16 or float64, got int32""",
+        )
 
     def test_schemas_scan_topk_moe_tile(self):
-        self.assertExpectedInline(schemas("scan", "topk", "moe", "tile"), """\
+        self.assertExpectedInline(
+            schemas("scan", "topk", "moe", "tile"),
+            """\
 tle::cumsum(Tensor x, int dim=-1, bool reverse=False, ScalarType? dtype=None) -> (Tensor exclusive, Tensor total)
 tle::compact(Tensor x, Tensor mask) -> (Tensor packed, Tensor indices, Tensor count)
 tle::histogram(Tensor x, int bins) -> Tensor
@@ -100,10 +111,13 @@ tle::insert_tile(Tensor x, Tensor tile, SymInt[] index) -> Tensor
 tle::topk(Tensor x, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)
 tle::topk_selector(Tensor scores, SymInt k, Tensor? starts=None, Tensor? ends=None) -> Tensor
 tle::topk_gate(Tensor logits, int k, str scoring="softmax", Tensor? bias=None, int num_groups=1, int topk_groups=1, bool renormalize=True, float scale=1.) -> (Tensor weights, Tensor indices)
-tle::topk_gate_bwd(Tensor dweights, Tensor logits, Tensor indices, str scoring, bool renormalize, float scale) -> Tensor""")
+tle::topk_gate_bwd(Tensor dweights, Tensor logits, Tensor indices, str scoring, bool renormalize, float scale) -> Tensor""",
+        )
 
     def test_errors_scan_tile(self):
-        self.assertExpectedInline(messages("scan", "tile"), """\
+        self.assertExpectedInline(
+            messages("scan", "tile"),
+            """\
 TypeError: cumsum: x must be float32, bfloat16, float16, float64, bool, uint8, int8, int16, int32 or int64, got float8_e4m3fn
 TypeError: cumsum: x must be float32, bfloat16, float16, float64, bool, uint8, int8, int16, int32 or int64, got complex64
 TypeError: cumsum: dtype must be float32, bfloat16, float16, float64, uint8, int8, int16, int32 or int64, got bool
@@ -130,10 +144,13 @@ ValueError: insert_tile: index must have the 2 dimensions of x, got [1]
 ValueError: insert_tile: tile must have the 2 dimensions of x, got [4]
 ValueError: insert_tile: tile must divide the shape of x, [8, 12], got [3, 3]
 ValueError: insert_tile: index must be in [0, 2) in dimension 0, got [2, 0]
-ValueError: insert_tile: tile must be positive in every dimension, got [4, 0]""")
+ValueError: insert_tile: tile must be positive in every dimension, got [4, 0]""",
+        )
 
     def test_errors_topk_moe(self):
-        self.assertExpectedInline(messages("topk", "moe"), """\
+        self.assertExpectedInline(
+            messages("topk", "moe"),
+            """\
 TypeError: moe_align: topk_ids must be int32 or int64, got float32
 TypeError: moe_align: topk_ids must be int32 or int64, got int16
 ValueError: moe_align: num_experts must be a positive int, got 0
@@ -165,4 +182,5 @@ ValueError: topk_gate: logits must have at least 1 dimension, got shape []
 TypeError: topk_gate_bwd: dweights must be float32, bfloat16, float16 or float64, got int32
 TypeError: topk_gate_bwd: indices must be int32, got int64
 ValueError: topk_gate_bwd: indices must have shape [4, 2], got [2]
-ValueError: topk_gate_bwd: dweights must have shape [4, 2], got [4, 3]""")
+ValueError: topk_gate_bwd: dweights must have shape [4, 2], got [4, 3]""",
+        )

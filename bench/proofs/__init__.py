@@ -1,0 +1,1 @@
+"""Programs that try everything there is to try, on a GPU: run as `python -m bench.proofs.<name>`."""
