@@ -41,6 +41,8 @@ def assert_as_good(spec: OpSpec, got: tuple, want: tuple, args: tuple) -> None:
         error, allowed = ((t.cpu().double() - truth).abs().nan_to_num(0) for t in (g, w))
         assert torch.equal(g.cpu().isnan(), w.isnan())
         eps = torch.finfo(w.dtype).eps
+        if w.dtype == F64:  # the truth is no better than the result: another processor, other last bits
+            allowed = allowed + 64 * eps * (1 + truth.abs())
         bad = error > 2 * (allowed.max() if allowed.numel() else 0) + 2 * eps * truth.abs() + torch.finfo(w.dtype).tiny
         assert not bad.any(), f"output {i}: {int(bad.sum())} of {bad.numel()} off, error {float(error.max())}"
 
@@ -107,7 +109,7 @@ def test_gradients_on_gpu(spec):
         want = torch.autograd.grad(out, leaves(spec, args), cotangent)
         got = torch.autograd.grad(gpu_out, leaves(spec, moved), cotangent.cuda())
         for g, w in zip(got, want, strict=True):
-            assert (g.cpu() - w).norm() <= 1e-5 * w.norm() + 1e-6, sample.id
+            assert (g.cpu() - w).norm() <= 1e-5 * w.norm() + 1e-6 * cotangent.norm(), sample.id
 
 
 def test_tables_name_existing_kernels():

@@ -64,7 +64,8 @@ def rms_norm_per_token_cast_fp8(
     Raises:
         As `rms_norm` and `per_token_cast_fp8`.
 
-    Not differentiable. Plain PyTorch: `per_token_cast_fp8(F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps), group_size)`.
+    Not differentiable. Plain PyTorch:
+    `per_token_cast_fp8(F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps), group_size)`.
     """
     return torch.ops.tle.rms_norm_per_token_cast_fp8(
         x, weight, eps, group_size, dtype, scale_ue8m0, column_major_scales, weight_offset
