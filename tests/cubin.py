@@ -23,12 +23,14 @@ ARCH = "sm_90a"
 
 @dataclasses.dataclass
 class Lowered:
-    """A prim_func as CUDA source. extent: of the grid and the block; params: of the device function."""
+    """A prim_func as CUDA source. extent: of the grid and the block; params: of the device function; shared_bytes: of
+    dynamic shared memory."""
 
     name: str
     source: str
     extent: dict
     params: list
+    shared_bytes: int
 
 
 def lower(prim_func, pass_configs=None) -> Lowered:
@@ -41,6 +43,7 @@ def lower(prim_func, pass_configs=None) -> Lowered:
         source=artifact.kernel_source,
         extent=dict(f.attrs["thread_extent"].items()),
         params=list(f.params),
+        shared_bytes=int(f.attrs.get("dyn_shared_memory_buf", 0)),
     )
 
 

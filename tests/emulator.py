@@ -5,8 +5,8 @@
 
 Blocks run one after another. Each thread of a block is a fiber that runs until it meets a barrier or a warp exchange,
 so the order in which threads get there is chosen here (0: forward, 1: backward, else: mixed), and a missing barrier
-shows as a result that depends on it. Shared memory holds garbage before every block. Tensors lie between guard zones of
-0xFF: a read past the end finds NaN, a write raises MemoryError.
+shows as a result that depends on it. Shared memory holds garbage before every block, and a write past its end raises
+MemoryError. Tensors lie between guard zones of 0xFF: a read past the end finds NaN, a write raises MemoryError.
 
 Right results here mean that indices, tails, masks, reductions, casts and rounding of the generated source are right.
 Not covered: TMA, cp.async, wgmma and mma, clusters, memory ordering between blocks, fast-math accuracy, alignment,
@@ -80,7 +80,7 @@ class EmulatedKernel:
     def __init__(self, prim_func, pass_configs=None):
         lowered = cubin.lower(prim_func, pass_configs)
         self.prim_func, self.source, self.name = prim_func, lowered.source, lowered.name
-        self.extent, self.device_params = lowered.extent, lowered.params
+        self.extent, self.device_params, self.shared_bytes = lowered.extent, lowered.params, lowered.shared_bytes
 
         signature = re.search(r"__launch_bounds__\([^)]*\)\s+" + self.name + r"\((.*?)\)\s*\{", self.source, re.S)
         params = [p.strip() for p in signature.group(1).split(",")]
@@ -150,8 +150,11 @@ class EmulatedKernel:
             else:
                 keep.append(_SCALARS[kind.replace("const", "").strip()](values[name]))
                 pointers[i] = ctypes.addressof(keep[-1])
-        if self.launch(pointers, extent, ctypes.c_int(order)):
+        failed = self.launch(pointers, extent, ctypes.c_size_t(self.shared_bytes), ctypes.c_int(order))
+        if failed == 1:
             raise RuntimeError(f"emulator: {self.name} did not finish (deadlock)")
+        if failed == 2:
+            raise MemoryError(f"emulator: {self.name} wrote past its {self.shared_bytes} bytes of shared memory")
         for guarded in tensors.values():
             guarded.copy_back()
 

@@ -32,6 +32,7 @@ static ucontext_t scheduler;
 static int current, live;
 static void** arguments;
 const size_t STACK = 256 * 1024;
+const unsigned char GARBAGE = 0xA5;
 
 int lane() { return fibers[current].index & 31; }
 int nthreads() { return (int)fibers.size(); }
@@ -72,6 +73,11 @@ static void entry() {
   swapcontext(&fibers[current].context, &scheduler);
 }
 
+static bool shared_memory_exceeded(size_t size) {
+  const unsigned char *end = emu_dyn_smem + sizeof(emu_dyn_smem), *p = emu_dyn_smem + size;
+  return p < end && (*p != GARBAGE || memcmp(p, p + 1, end - p - 1));
+}
+
 // Runs the threads of a block in the chosen order, each until it waits. False: nobody can go on.
 static bool run_block(int order) {
   size_t n = fibers.size();
@@ -93,7 +99,7 @@ static void start_block() {
   barriers.clear();
   warps.assign((fibers.size() + 31) / 32, Warp{});
   live = nthreads();
-  memset(emu_dyn_smem, 0xA5, sizeof(emu_dyn_smem));  // uninitialised shared memory is garbage
+  memset(emu_dyn_smem, GARBAGE, sizeof(emu_dyn_smem));  // uninitialised shared memory is garbage
   for (int i = 0; i < nthreads(); i++) {
     Fiber& f = fibers[i];
     f.index = i;
@@ -108,21 +114,22 @@ static void start_block() {
 }
 }  // namespace emu
 
-extern "C" int emu_launch(void** args, const unsigned* extent, int order) {
+// 0: done, 1: deadlock, 2: a block wrote past its `shared` bytes of shared memory.
+extern "C" int emu_launch(void** args, const unsigned* extent, size_t shared, int order) {
   using namespace emu;
   arguments = args;
   emu_gdim = {extent[0], extent[1], extent[2]};
   emu_bdim = {extent[3], extent[4], extent[5]};
   fibers.assign((size_t)emu_bdim.x * emu_bdim.y * emu_bdim.z, Fiber{});
   for (Fiber& f : fibers) f.stack = (char*)malloc(STACK);
-  bool ok = true;
-  for (unsigned z = 0; z < emu_gdim.z && ok; z++)
-    for (unsigned y = 0; y < emu_gdim.y && ok; y++)
-      for (unsigned x = 0; x < emu_gdim.x && ok; x++) {
+  int failed = 0;
+  for (unsigned z = 0; z < emu_gdim.z && !failed; z++)
+    for (unsigned y = 0; y < emu_gdim.y && !failed; y++)
+      for (unsigned x = 0; x < emu_gdim.x && !failed; x++) {
         emu_bid = {x, y, z};
         start_block();
-        ok = run_block(order);
+        failed = !run_block(order) ? 1 : shared_memory_exceeded(shared) ? 2 : 0;
       }
   for (Fiber& f : fibers) free(f.stack);
-  return ok ? 0 : 1;
+  return failed;
 }

@@ -14,7 +14,7 @@ pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
 import tle_ops
-from bench import check, harness, peers, report, timing
+from bench import check, harness, peers, readme, report, timing
 from bench.__main__ import families, main, parse, select
 from bench.check import PEER, Tolerance, judge
 from bench.harness import Case, run_case, shrink, tensor_bytes
@@ -372,3 +372,29 @@ def test_run_on_the_cpu(tmp_path):
     pieces = {row["what"]: row["us"] for row in result["rows"]}
     assert pieces["contract: checks and allocates"] < pieces["torch.ops.tle.per_token_cast_fp8, whole"]
     assert {case.op for case in every_case()} <= set(pieces)
+
+
+def test_readme_table(tmp_path):
+    def variant(us, **more):
+        return {"ours": False, "default": False, "status": "ok", "us": us, "copy_ratio": 2.0 / us, **more}
+
+    variants = {
+        "tle triton": variant(2.0, ours=True, default=True),
+        "tle tilelang": variant(1.0, ours=True),
+        "eager": variant(9.0),
+        "torchao": variant(3.0),
+        "FlagGems": {"ours": False, "default": False, "status": "wrong"},
+    }
+    environment = {
+        "card": "Card",
+        "date": "2026-01-02T03:04",
+        "torch": "2",
+        "triton": "3",
+        "tilelang": "0",
+        "peers": {"torchao": "1"},
+    }
+    result = {"environment": environment, "cases": [{"op": "add", "case": "small", "variants": variants}]}
+    (tmp_path / "quant.json").write_text(json.dumps(result))
+    lines = readme.table(tmp_path).splitlines()
+    assert lines[0].startswith("Card, 2026-01-02, torch 2, Triton 3, TileLang 0; peers torchao 1.")
+    assert "| `add` small | 2.0 | **2.0** | 1.00 | torchao 3.0 | 9 | triton |" in lines
