@@ -142,6 +142,21 @@ def test_emulator_notices_a_write_past_the_end():
         kernel(torch.zeros(31, dtype=torch.int32))
 
 
+def test_emulator_notices_a_write_past_the_end_of_shared_memory():
+    @T.prim_func
+    def past_the_end(X: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((63,), "int32")
+            t = T.get_thread_binding()
+            s[t] = X[t]
+            T.sync_threads()
+            X[t] = s[t // 2]
+
+    kernel = emulator.EmulatedKernel(past_the_end, _tilelang.PASS_CONFIGS)
+    with pytest.raises(MemoryError, match="past its 252 bytes of shared memory"):
+        kernel(torch.zeros(64, dtype=torch.int32))
+
+
 # --- add -------------------------------------------------------------------------------------------------------------
 # Fewer elements than a vector; a block and its tail; whole blocks only.
 SIZES = (3, 5001, 8192)

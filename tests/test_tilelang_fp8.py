@@ -154,11 +154,54 @@ def test_per_token_cast_fp8(kernels, dtype, shape, args):
         same(quant_tilelang.per_token_cast_fp8(x.to(kernels), *args), quant_ref.per_token_cast_fp8(x, *args), name)
 
 
-def test_per_token_cast_fp8_large_inputs_take_more_per_thread(kernels, monkeypatch):
+@pytest.mark.parametrize("many", (True, False))
+def test_tilings_cover_their_groups(many):
+    for width in (1, 2, 4, 8):
+        for length in range(width, 40001, width):
+            t = _tilelang_quant.Tiling(length, width, many)
+            assert (t.chunks - 1) * t.lanes * width < length <= t.chunks * t.lanes * width
+            assert t.lanes & (t.lanes - 1) == 0
+            assert t.subs * t.lanes == t.threads <= 512
+            assert t.steps == 1 or t.lanes <= 32  # warps exchange their maxima once
+            assert t.chunks * width * t.steps <= _tilelang_quant.REGISTER_ELEMENTS if t.resident else t.lanes == 512
+
+
+TILINGS = [  # group, columns, dtype, dtype of the codes, ue8m0, column-major scales
+    (8, 8, BF16, E4M3, False, False),  # one thread per group
+    (128, 128, F16, E4M3, False, False),
+    (128, 128, F32, E5M2, True, False),
+    (256, 256, BF16, E4M3, False, False),
+    (512, 512, F32, E4M3, False, False),
+    (1024, 1024, BF16, E5M2, False, False),
+    (2048, 2048, F32, E4M3, True, False),
+    (2056, 2056, F16, E4M3, False, False),  # two warps per group, two groups per block
+    (4096, 4096, BF16, E5M2, False, False),
+    (4096, 4096, F32, E4M3, True, False),
+    (4100, 4100, BF16, E4M3, False, False),  # four warps, one group
+    (7168, 7168, BF16, E4M3, False, False),
+    (8192, 8192, F32, E5M2, False, False),
+    (16384, 16384, BF16, E4M3, False, False),
+    (33000, 33000, F32, E4M3, False, False),  # read twice
+    (128, 328, F32, E4M3, False, True),  # a short last group from here on
+    (128, 1000, BF16, E4M3, True, True),
+    (2049, 5001, F16, E4M3, False, True),
+    (4096, 9000, BF16, E5M2, False, True),
+]
+
+
+@pytest.mark.parametrize("group, N, dtype, qdtype, ue8m0, column_major", TILINGS, ids=lambda v: str(v).split(".")[-1])
+def test_tilings_of_large_inputs(kernels, monkeypatch, group, N, dtype, qdtype, ue8m0, column_major):
+    """Every kind of tiling, with rows for one and a half blocks: groups of a block differ, the last is not full."""
     monkeypatch.setattr(quant_tilelang, "MANY", 1)
-    for dtype, shape, args in ((BF16, (37, 384), (128,)), (F32, (37, 328), (128, E4M3, False, True))):
-        for name, x in inputs(shape, dtype, E4M3):
-            same(quant_tilelang.per_token_cast_fp8(x.to(kernels), *args), quant_ref.per_token_cast_fp8(x, *args), name)
+    width = _tilelang.vector_width(quant_tilelang.VECTOR, group, N)
+    tiling = _tilelang_quant.Tiling(group, width, True)
+    for kind in (wide, special):
+        x, args = kind((tiling.steps * tiling.subs * 3 // 2 + 1, N), dtype), (group, qdtype, ue8m0)
+        got = quant_tilelang.per_token_cast_fp8(x.to(kernels), *args, column_major)
+        same(got, quant_ref.per_token_cast_fp8(x, *args, column_major), kind.__name__)
+        if dtype == F16:  # the same code otherwise
+            got = quant_tilelang.fake_quant_fp8(x.to(kernels), *args)
+            assert_same_bits(got, quant_ref.fake_quant_fp8(x, *args), f"{kind.__name__}, fake quantization")
 
 
 def test_any_layout(kernels):
@@ -331,3 +374,28 @@ def test_large(op):
     want = getattr(quant_ref, f"{op}_cast_fp8")(x)
     same(got, want, op)
     assert_same_bits(getattr(quant_tilelang, f"{op}_cast_back")(*got), getattr(quant_ref, f"{op}_cast_back")(*want), op)
+
+
+LARGE = [
+    ("per_token", (4096, 4096), BF16, -1, E5M2),
+    ("per_token", (4096, 4096), F32, -1, E5M2),
+    ("per_token", (4096, 4096), F16, -1, E4M3),
+    ("per_token", (8192, 2048), BF16, -1, E4M3),
+    ("per_token", (4096, 7168), BF16, -1, E4M3),
+    ("per_token", (4096, 7168), BF16, 128, E4M3),
+    ("per_block", (2100, 4096), BF16, 128, E4M3),
+    ("per_channel", (4096, 4096), BF16, 128, E4M3),
+    ("per_channel", (4096, 4096), F32, -1, E5M2),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op, shape, dtype, size, qdtype", LARGE, ids=lambda v: str(v).split(".")[-1])
+def test_tilings_at_full_size(op, shape, dtype, size, qdtype):
+    for kind in (wide, special):
+        x = kind(shape, dtype)
+        got = getattr(quant_tilelang, f"{op}_cast_fp8")(x.cuda(), size, qdtype)
+        want = getattr(quant_ref, f"{op}_cast_fp8")(x, size, qdtype)
+        same(got, want, kind.__name__)
+        got = getattr(quant_tilelang, f"{op}_cast_back")(*got, size)
+        assert_same_bits(got, getattr(quant_ref, f"{op}_cast_back")(*want, size), f"{kind.__name__}, back")

@@ -65,14 +65,15 @@ def _accumulate(m, x, at, width, pair):
 
 
 @T.macro
-def _block_max(m, pair, lanes, t, partials):
-    """m[0] = its max over the `lanes` threads of a group: a part of a warp, or the block"""
+def _group_max(m, pair, lanes, t, partials):
+    """m[0] = its max over the `lanes` threads of a group: a part of a warp, or warps, of which a block may have several
+    groups. partials [warps of the block]"""
     warp_max(m, 0, pair, min(lanes, 32))
     if lanes > 32:
         if t % 32 == 0:
             partials[t // 32] = m[0]
         T.sync_threads()
-        m[0] = partials[t % (lanes // 32)]
+        m[0] = partials[t // lanes * (lanes // 32) + t % (lanes // 32)]
         warp_max(m, 0, pair, lanes // 32)
     if pair == 2:
         m[0] = T.max(half(m[0], 0), half(m[0], 1))
@@ -128,7 +129,7 @@ def _token_block(X, Q, S, bx, M, N, pitch, length, tiling, across, width, dtype,
     y = T.alloc_local((width,), DTYPE[dtype])
     amax = T.alloc_local((1,), "uint32")
     s = T.alloc_local((3,), "float32")
-    partials = T.alloc_shared((max(lanes // 32, 1),), "uint32")
+    partials = T.alloc_shared((tiling.threads // 32,), "uint32")
     row = T.alloc_local((steps,), "int64")
     group = T.alloc_local((steps,), "int32")
     first = T.alloc_local((steps,), "int64")
@@ -161,7 +162,7 @@ def _token_block(X, Q, S, bx, M, N, pitch, length, tiling, across, width, dtype,
                 at = k * lanes + lane
                 _load(X, first[step] + at, x, 0, width, guard, at < size[step])
                 _accumulate(amax, x, 0, width, pair)
-        _block_max(amax, pair, lanes, t, partials)
+        _group_max(amax, pair, lanes, t, partials)
         make_scale(float_bits(amax[0], dtype, pair), s, qdtype, ue8m0)
         if row[step] < M and group[step] < G:
             to = row[step] * N + group[step] * length
@@ -321,7 +322,7 @@ def block_kernel(dtype, qdtype, block: int, width: int, ue8m0: bool, batched: bo
                     at = (first_row + r) * (pitch // width) + first + i - r * length
                     _load(Xv, at, x, 0, width, True, i < height * length)
                     _accumulate(amax, x, 0, width, pair)
-            _block_max(amax, pair, threads, t, partials)
+            _group_max(amax, pair, threads, t, partials)
             make_scale(float_bits(amax[0], dtype, pair), s, qdtype, ue8m0)
             if t == 0:
                 S[scale_row, scale_column] = s[0]
