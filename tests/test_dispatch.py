@@ -61,6 +61,15 @@ def test_backend_forces_and_restores():
     assert tle_ops.explain("add", FakeCuda()).module == CUDA["add"]
 
 
+def test_backend_can_be_used_twice():
+    forced = tle_ops.backend("ref")
+    with forced:
+        assert _dispatch._forced == "ref"
+    with forced:
+        assert _dispatch._forced == "ref"
+    assert _dispatch._forced is None
+
+
 def test_backend_is_restored_after_an_error():
     with pytest.raises(KeyError), tle_ops.backend("ref"):
         raise KeyError
@@ -72,6 +81,8 @@ def test_wrong_names_are_errors():
         tle_ops.backend("cutile")
     with pytest.raises(ValueError, match=r"explain: op must be one of .*per_token_cast_fp8.*, got 'softmax'"):
         tle_ops.explain("softmax")
+    with pytest.raises(ValueError, match="backends: op must be one of"):
+        tle_ops.backends("softmax")
     with tle_ops.backend("gluon"), pytest.raises(NotImplementedError, match="add: the backend 'gluon' has no kernel"):
         tle_ops.explain("add", FakeCuda())
 

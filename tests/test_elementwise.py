@@ -24,6 +24,23 @@ def test_add_promotes_as_torch_does(a, b, device):
         assert_same_bits(tle_ops.add(x.to(device), y.to(device)), x + y, f"{x_shape} {y_shape}")
 
 
+def test_add_broadcasts_a_size_that_only_the_data_tell(monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda a, m, c: tle_ops.add(a[m.nonzero().squeeze(1)], c), fullgraph=True, backend="aot_eager"
+    )
+    a, c = randn(8, 3), randn(3)
+    for rows in (8, 1, 0, 5):
+        assert_same_bits(compiled(a, torch.arange(8) < rows, c), a[:rows] + c)
+
+
+def test_add_refuses_what_it_does_not_list():
+    for dtype in (torch.uint16, torch.uint64, E4M3):
+        with pytest.raises(TypeError, match="add: y must be float32"):
+            tle_ops.add(torch.ones(3), torch.ones(3).to(dtype))
+
+
 def test_add_wraps_integers(device):
     x = torch.tensor([2**31 - 1, -(2**31)], dtype=torch.int32, device=device)
     assert tle_ops.add(x, x).tolist() == [-2, 0]

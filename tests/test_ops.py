@@ -147,7 +147,7 @@ def test_gradients(spec, sample):
 
 @each(dtypes=(F32,))
 def test_is_a_function(spec, sample):
-    """Same input, same bits; inputs unmodified; outputs fresh memory."""
+    """Same input, same bits; inputs unmodified; outputs fresh memory, no views of something larger."""
     before = [bits(a).clone() if isinstance(a, Tensor) else a for a in sample.args]
     first, second = outputs(spec.op(*sample.args)), outputs(spec.op(*sample.args))
     for a, b in zip(first, second, strict=True):
@@ -157,6 +157,7 @@ def test_is_a_function(spec, sample):
     owned = [t.untyped_storage().data_ptr() for t in (*first, *sample.args) if isinstance(t, Tensor) and t.numel()]
     results = owned[: sum(t.numel() > 0 for t in first)]
     assert all(owned.count(p) == 1 for p in results)
+    assert not any(t._is_view() for t in first)
 
 
 # --- registration ----------------------------------------------------------------------------------------------------

@@ -237,6 +237,42 @@ def test_float64_is_quantized_from_float64():
     assert q.shape == x.shape
 
 
+def test_outputs_can_be_changed_in_place():
+    x = randn(4, 256).requires_grad_()
+    y = tle_ops.fake_quant_fp8(x)
+    y.mul_(2)
+    y.sum().backward()
+    assert x.grad.eq(2).all()
+    _, scales = tle_ops.per_token_cast_fp8(x.detach())
+    scales.mul_(torch.ones((), requires_grad=True))
+    assert scales.requires_grad
+
+
+def test_samples_of_vmap_need_the_dimensions_that_a_call_needs():
+    with pytest.raises(ValueError, match=r"per_token_cast_fp8: x must have at least 1 dimension, got shape \[\]"):
+        torch.vmap(tle_ops.per_token_cast_fp8)(torch.ones(3))
+    with pytest.raises(ValueError, match=r"per_block_cast_fp8: x must have at least 2 dimensions, got shape \[5\]"):
+        torch.vmap(tle_ops.per_block_cast_fp8)(torch.ones(3, 5))
+    with pytest.raises(ValueError, match=r"per_channel_cast_fp8: x must have at least 1 dimension, got shape \[\]"):
+        torch.vmap(tle_ops.per_channel_cast_fp8)(torch.ones(3))
+
+
+@pytest.mark.parametrize("op", ["per_block_cast_fp8", "per_channel_cast_fp8"])
+def test_at_most_two_graphs_for_all_row_counts(op):
+    """One group and several are two cases to PyTorch, whose strides of a size 1 mean nothing."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+    call = getattr(tle_ops, op)
+    compiled = torch.compile(lambda x: call(x), backend=counter, fullgraph=True, dynamic=True)
+    for M in (5, 300, 2000, 40, 129, 128, 700):
+        x = randn(M, 256)
+        for a, b in zip(compiled(x), call(x), strict=True):
+            assert_same_bits(a, b)
+    assert counter.frame_count <= 2
+
+
 def test_fake_quant_is_there_and_back_with_a_straight_gradient():
     x = randn(5, 200, dtype=BF16).requires_grad_()
     y = tle_ops.fake_quant_fp8(x, 64)
@@ -290,14 +326,22 @@ def test_token_paths(path, device, monkeypatch):
     assert_same_bits(got, quant_ref.per_token_cast_back(q, scales, size, F32))
 
 
-@pytest.mark.parametrize("size, shape", [(100, (210, 330)), (150, (310, 160)), (300, (310, 320)), (129, (129, 129))])
+@pytest.mark.parametrize(
+    "size, shape",
+    [(100, (210, 330)), (150, (310, 160)), (300, (310, 320)), (129, (129, 129)), (1000, (40, 70)), (2**40, (40, 70))],
+)
 def test_block_paths(size, shape, device):
     x = randn(*shape, dtype=BF16)
     assert_path("per_block_cast_fp8", device, x, size)
+    q, scales = quant_ref.per_block_cast_fp8(x, size)
+    with tle_ops.backend("triton"):
+        got = on_kernel("per_block_cast_back", device)(q.to(device), scales.to(device), size, F32)
+    assert_same_bits(got, quant_ref.per_block_cast_back(q, scales, size, F32))
 
 
 @pytest.mark.parametrize(
-    "size, shape", [(7, (30, 100)), (40, (90, 70)), (256, (600, 70)), (257, (600, 70)), (-1, (900, 50))]
+    "size, shape",
+    [(7, (30, 100)), (40, (90, 70)), (256, (600, 70)), (257, (600, 70)), (-1, (900, 50)), (2**40, (40, 70))],
 )
 def test_channel_paths(size, shape, device):
     x = randn(*shape, dtype=BF16)

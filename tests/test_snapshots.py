@@ -45,9 +45,9 @@ tle::fake_quant_fp8(Tensor x, int group_size=128, ScalarType dtype=24, bool scal
             messages("elementwise"),
             """\
 ValueError: add: x and y must broadcast together, got shapes [4, 6] and [4, 5]
-TypeError: add: x must not be a float8 type, got float8_e4m3fn
-TypeError: scale_cast: x must be float32, bfloat16, float16 or float64, float8_e4m3fn or float8_e5m2, got int32
-TypeError: scale_cast: dtype must be float32, bfloat16, float16 or float64, float8_e4m3fn or float8_e5m2, got int8""",
+TypeError: add: x must be float32, bfloat16, float16, float64, complex, uint8, int8, int16, int32, int64 or bool, got float8_e4m3fn
+TypeError: scale_cast: x must be float32, bfloat16, float16, float64, float8_e4m3fn or float8_e5m2, got int32
+TypeError: scale_cast: dtype must be float32, bfloat16, float16, float64, float8_e4m3fn or float8_e5m2, got int8""",
         )
 
     def test_errors_quant(self):

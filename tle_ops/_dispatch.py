@@ -53,13 +53,18 @@ class backend:
     """
 
     def __init__(self, name: str | None) -> None:
-        global _forced
         if name is not None and name not in BACKENDS:
             raise ValueError(f"backend: name must be one of {', '.join(BACKENDS)} or None, got {name!r}")
-        self._before = _forced
-        _forced = name
+        self.name = name
+        self._force()
+
+    def _force(self) -> None:
+        global _forced
+        self._before, _forced = _forced, self.name
 
     def __enter__(self) -> backend:
+        if _forced != self.name:  # used a second time
+            self._force()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -68,7 +73,9 @@ class backend:
 
 
 def backends(op: str) -> tuple[str, ...]:
-    """The backends that have a CUDA kernel for `op`, the default first."""
+    """The backends that have a CUDA kernel for `op`, the default first. ValueError for an unknown op."""
+    if op not in CUDA:
+        raise ValueError(f"backends: op must be one of {', '.join(sorted(CUDA))}, got {op!r}")
     default = CUDA[op]
     family = default.rsplit("_", 1)[0]
     names = [default.rsplit("_", 1)[1], *BACKENDS]
@@ -85,12 +92,12 @@ def _exports(module: str) -> frozenset[str]:
     return frozenset(line[4:].split("(")[0] for line in lines if line.startswith("def ")) & CPU.keys()
 
 
-def explain(op: str, *args: Any) -> Choice:
-    """Which kernel `torch.ops.tle.<op>(*args)` would take, and why. Launches nothing.
+def explain(op: str, *args: Any, **options: Any) -> Choice:
+    """Which kernel `tle_ops.<op>(*args, **options)` would take, and why. Launches nothing.
 
     Args:
         op: the operator's name, such as "per_token_cast_fp8".
-        args: the call's arguments; the tensors may be on any device.
+        args, options: the call's arguments; the tensors may be on any device.
 
     Raises:
         ValueError: an unknown op.
@@ -98,6 +105,7 @@ def explain(op: str, *args: Any) -> Choice:
     """
     if op not in _meta.CONTRACTS:
         raise ValueError(f"explain: op must be one of {', '.join(sorted(_meta.CONTRACTS))}, got {op!r}")
+    args = (*args, *options.values())
     tensors = [a for a in args if isinstance(a, Tensor)]
     if any(t.is_cuda for t in tensors):
         return _choose(op, args)
@@ -150,10 +158,21 @@ def cpu_body(op: str, contract: _meta.Contract) -> Callable:
     module = CPU[op]
 
     def body(*args):
-        check(*args)
-        return _kernel(module, op)(*args)
+        return _own(op, check(*args), _kernel(module, op)(*args))
 
     return body
+
+
+def _own(op: str, fresh: Any, result: Any) -> Any:
+    """The result, with every output that is a view (of a padded or a cast tensor) copied into the contract's: a view
+    would refuse in-place operations under autograd, and keep memory that nobody sees."""
+    if isinstance(result, Tensor):
+        if not result._is_view():
+            return result
+        if (result.shape, result.dtype) != (fresh.shape, fresh.dtype):
+            raise RuntimeError(f"{op}: the reference and the contract disagree about an output")
+        return fresh.copy_(result)
+    return tuple(_own(op, f, r) for f, r in zip(fresh, result, strict=True))
 
 
 def cuda_body(op: str, schema: torch._C.FunctionSchema) -> Callable:
@@ -177,9 +196,8 @@ def cuda_body(op: str, schema: torch._C.FunctionSchema) -> Callable:
         choice = _choose(op, args)
         kernel = _kernel(choice.module, op)
         if choice.backend == "ref":
-            _meta.CONTRACTS[op].fn(*args)  # the kernels' launchers check for themselves, the reference does not
             with torch.no_grad():  # a non-differentiable op comes here with autograd on
-                return kernel(*args)
+                return _own(op, _meta.CONTRACTS[op].fn(*args), kernel(*args))
         if choice.reason.startswith("TileLang"):
             _warn_once(f"tle_ops: {choice}")
         if _forced is None:

@@ -19,7 +19,8 @@ def split(x: Tensor, dim: int, group_size: int) -> Tensor:
     if short:
         fill = [0, 0] * (x.dim() - 1 - dim % x.dim()) + [0, short]
         x = F.pad(x.view(torch.uint8), fill).view(x.dtype) if x.dtype in FP8_MAX else F.pad(x, fill)
-    return x.unflatten(dim, (groups, size))
+    dim %= x.dim()
+    return x.reshape(*x.shape[:dim], groups, size, *x.shape[dim + 1 :])
 
 
 def join(groups: Tensor, dim: int, n: int) -> Tensor:

@@ -203,6 +203,25 @@ def _define(name: str, schema: str) -> torch._ops.OpOverload | None:
     return None
 
 
+def _per_sample(contract: _meta.Contract, rule: Callable) -> Callable:
+    """The vmap rule, after the contract has seen one sample: a rule may fold the batch into a dimension that samples do
+    not have, and errors should speak of what the caller passed."""
+
+    def sample(a: Any, dim: int | None) -> Any:
+        if not isinstance(a, torch.Tensor):
+            return a
+        shape = list(a.shape)
+        if dim is not None:
+            del shape[dim]
+        return torch.empty(shape, dtype=a.dtype, device="meta")
+
+    def checked(info: Any, in_dims: tuple, *args: Any) -> Any:
+        contract.fn(*map(sample, args, in_dims))
+        return rule(info, in_dims, *args)
+
+    return checked
+
+
 def register(name: str, contract: _meta.Contract, formula: Formula | None) -> None:
     op = _define(name, contract.schema)
     if op is None:
@@ -217,7 +236,7 @@ def register(name: str, contract: _meta.Contract, formula: Formula | None) -> No
     torch.library.register_fake(op, contract.fn, lib=LIB)
     _register_autograd(name, op, formula, bodies, parameters)
     if name in VMAP:
-        torch.library.register_vmap(op, VMAP[name], lib=LIB)
+        torch.library.register_vmap(op, _per_sample(contract, VMAP[name]), lib=LIB)
 
 
 def register_all() -> None:

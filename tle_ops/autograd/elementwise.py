@@ -31,7 +31,9 @@ def _add_jvp(ctx, dx, dy):
 
 def _add_vmap(info, in_dims, x, y):
     # The dtype that one sample has: with the batch dimension a 0-D tensor would promote differently.
-    dtype = torch.result_type(*(t if d is None else t.select(d, 0) for t, d in zip((x, y), in_dims, strict=True)))
+    shapes = ([n for i, n in enumerate(t.shape) if i != d] for t, d in zip((x, y), in_dims, strict=True))
+    samples = [torch.empty(s, dtype=t.dtype, device="meta") for s, t in zip(shapes, (x, y), strict=True)]
+    dtype = torch.result_type(*samples)
     batched = [t.unsqueeze(0) if d is None else t.movedim(d, 0) for t, d in zip((x, y), in_dims, strict=True)]
     rank = max(t.dim() for t in batched)
     aligned = [t.reshape(t.shape[0], *[1] * (rank - t.dim()), *t.shape[1:]).to(dtype) for t in batched]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tle_ops._groups import rows, split, split_blocks
 from tle_ops.autograd._formula import Formula
+from tle_ops.autograd._vmap import leading
 
 
 # --- fake_quant_fp8 --------------------------------------------------------------------------------------------------
@@ -51,23 +52,6 @@ FORMULAS = {
 
 
 # --- vmap ------------------------------------------------------------------------------------------------------------
-def _leading(op: str, outputs: int) -> Callable:
-    """Ops that treat leading dimensions as a batch already: the new one becomes the first."""
-
-    def rule(info, in_dims, *args):
-        batched = [
-            a
-            if not isinstance(a, Tensor)
-            else a.movedim(d, 0)
-            if d is not None
-            else a.expand(info.batch_size, *a.shape)
-            for a, d in zip(args, in_dims, strict=True)
-        ]
-        return getattr(torch.ops.tle, op)(*batched), (0,) * outputs if outputs > 1 else 0
-
-    return rule
-
-
 def _beside_columns(info, dim: int | None, t: Tensor) -> Tensor:
     """[.., N] with a batch -> [.., batch * N]: columns do not know each other, so a batch is more columns."""
     t = t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
@@ -83,15 +67,16 @@ def _per_channel_cast_fp8_vmap(info, in_dims, x, *args):
 def _per_channel_cast_back_vmap(info, in_dims, q, scales, *args):
     wide = [_beside_columns(info, d, t) for t, d in zip((q, scales), in_dims[:2], strict=True)]
     y = torch.ops.tle.per_channel_cast_back(*wide, *args)
-    return y.unflatten(-1, (info.batch_size, y.shape[-1] // info.batch_size)), y.dim() - 1
+    N = q.shape[-1] if in_dims[0] not in (-1, q.dim() - 1) else q.shape[-2]
+    return y.unflatten(-1, (info.batch_size, N)), y.dim() - 1
 
 
 VMAP = {
-    "per_token_cast_fp8": _leading("per_token_cast_fp8", 2),
-    "per_token_cast_back": _leading("per_token_cast_back", 1),
-    "per_block_cast_fp8": _leading("per_block_cast_fp8", 2),
-    "per_block_cast_back": _leading("per_block_cast_back", 1),
+    "per_token_cast_fp8": leading("per_token_cast_fp8", 2),
+    "per_token_cast_back": leading("per_token_cast_back", 1),
+    "per_block_cast_fp8": leading("per_block_cast_fp8", 2),
+    "per_block_cast_back": leading("per_block_cast_back", 1),
     "per_channel_cast_fp8": _per_channel_cast_fp8_vmap,
     "per_channel_cast_back": _per_channel_cast_back_vmap,
-    "fake_quant_fp8": _leading("fake_quant_fp8", 1),
+    "fake_quant_fp8": leading("fake_quant_fp8", 1),
 }

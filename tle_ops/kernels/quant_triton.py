@@ -401,13 +401,13 @@ def _plan(axis: int, size: int, shape: tuple, x_strides: tuple, s_strides: tuple
             M, N, x_m = M * groups, cols, cols
             s_m, s_n = (1, 0) if flat == 1 else (s_m, s_n)
     elif axis == _CHANNEL:
-        rows = M if size == -1 else size
-        block_r, pieces = _pieces(rows, 256)
+        rows = M if size == -1 or size > max(M, 256) else size  # a group longer than x is x
+        block_r, pieces = _pieces(rows, 256) if size != -1 and size <= 256 else (16, 0)
         cols = block_c = _CHANNELS if block_r >= 16 else min(1024, _TILE // block_r)
     else:
-        rows = cols = size
+        rows = cols = min(size, max(M, N, 129))  # a block larger than x is x
         block_r, pieces = _pieces(rows, 128)
-        block_c = min(triton.next_power_of_2(size), 128)
+        block_c = min(triton.next_power_of_2(cols), 128)
     tiles_m, tiles_n = -(-M // rows), groups if flat else -(-N // cols)
     tiles = -(-rows // block_r) * -(-cols // block_c)
     aligned = x_n == 1 and all(n % 16 == 0 for n in (N, x_b, x_m, cols))

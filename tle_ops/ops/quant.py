@@ -90,7 +90,8 @@ def per_block_cast_fp8(
 
     Returns:
         q: [.., M, N] codes, contiguous.
-        scales: [.., ceil(M / block_size), ceil(N / block_size)] float32, contiguous.
+        scales: [.., ceil(M / block_size), ceil(N / block_size)] float32, contiguous. To torch.compile and torch.export
+            with a dynamic M or N, one block and several are two cases: two graphs, or a Dim with min=block_size + 1.
 
     Raises:
         ValueError: block_size is not positive; x has fewer than two dimensions.
@@ -146,7 +147,8 @@ def per_channel_cast_fp8(
 
     Returns:
         q: codes of x's shape, contiguous.
-        scales: [ceil(M / group_size), N] float32, contiguous. Rows count through all leading dimensions.
+        scales: [ceil(M / group_size), N] float32, contiguous. Rows count through all leading dimensions. To
+            torch.compile and torch.export with a dynamic M, one group and several are two cases, as for blocks.
 
     Raises:
         ValueError: group_size is 0 or below -1; x has no dimension.
