@@ -112,9 +112,9 @@ def _exp2(x):
 
 @triton.jit
 def _reciprocal(x):
-    """1 / x to an ulp, by one instruction: Triton's division takes eight"""
+    """1 / x to an ulp, by one instruction: Triton's division takes eight. What would be denormal is 0"""
     if _INTERPRETED:
-        return 1 / x
+        return tl.where(tl.abs(x) > 8.507059173023462e37, 0.0, 1 / x)
     else:
         return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
 
@@ -125,13 +125,45 @@ def sigmoid(x):
 
 
 @triton.jit
-def silu_product(gate, up):
-    """silu(gate) * up to about an ulp: the remainder of the division gate / (1 + exp(-gate)) goes along to the end. It
-    is not finite where the quotient or `up` is infinite or the divisor is, and then there is nothing to correct."""
-    denominator = 1 + _exp2(gate * -1.4426950408889634)
-    reciprocal = _reciprocal(denominator)
+def one_plus_exp(gate, WIDE: tl.constexpr):
+    """1 + exp(-gate) as a sum of two float32, the second 0 unless WIDE; a gate beyond [-87.5, 87] counts as the
+    bound. bench/proofs/silu.py tries every gate: the relative error is below 1.34 * 2^-24 with WIDE and, for bfloat16
+    and any positive gate, below 1.42 * 2^-24 without. (Between -16.98 and -16.29 2^n + 1 loses its 1: 2.3 * 2^-24.)
+
+    `_exp2` will not do: 2 ulp off by itself, and more by the rounding of its argument, which grows with the gate. Here
+    exp(-gate) is 2^n * (1 + w): the reduction of Cody and Waite, a polynomial of degree 6 that is good to 2^-28."""
+    gate = tl.minimum(tl.maximum(gate, -87.5), 87.0)
+    zeros = tl.zeros_like(gate)
+    shifted = tl.fma(gate, zeros - 1.4426950408889634, zeros + 12582912.0)  # 1.5 * 2^23 + n: n in the last bits
+    n = shifted - 12582912.0
+    rest = tl.fma(n, zeros + 0.693115234375, gate)  # exact: 11 bits of log(2), 7 of n
+    rest = tl.fma(n, zeros + 3.194618494528623e-05, rest)
+    w = tl.fma(rest, zeros + 0.0013821175089105964, zeros - 0.008368666283786297)
+    w = tl.fma(w, rest, zeros + 0.04166825860738754)
+    w = tl.fma(w, rest, zeros - 0.1666652113199234)
+    w = tl.fma(w, rest, zeros + 0.4999999403953552)
+    w = tl.fma(rest * rest, w, rest * -1.0)
+    power = ((shifted.to(tl.int32, bitcast=True) << 23) + 0x3F800000).to(tl.float32, bitcast=True)  # 2^n
+    total = tl.fma(power, w, 1.0 + power)
+    if WIDE:
+        return total, tl.fma(power, w, power - (total - 1.0))
+    else:
+        return total, zeros
+
+
+@triton.jit
+def silu_product(gate, up, WIDE: tl.constexpr):
+    """silu(gate) * up, rounded once, with the relative error of `one_plus_exp` before that. WIDE: gates have more bits
+    than bfloat16. The division's remainder goes along to the end, so the error of its reciprocal does not count; it is
+    not finite where the quotient or `up` is infinite, and then there is nothing to correct. A gate below -87.3 gives 0:
+    the reciprocal leaves the normal numbers there, as exp(-gate) leaves float32 in the plain composition at -88.7."""
+    total, low = one_plus_exp(gate, WIDE)
+    reciprocal = _reciprocal(total)
     value = gate * reciprocal
-    rest = tl.fma(value * -1.0, denominator, gate) * reciprocal * up
+    rest = tl.fma(value * -1.0, total, gate)
+    if WIDE:
+        rest = tl.fma(value * -1.0, low, rest)
+    rest = rest * reciprocal * up
     return tl.fma(value, up, tl.where(tl.abs(rest) < float("inf"), rest, 0.0))
 
 
@@ -149,8 +181,7 @@ def clamp_both(x, limit):
 @triton.jit
 def reciprocal_root(squares, eps, N: tl.constexpr):
     """1 / sqrt(squares / N + eps) as a sum of two float32, the first of them correctly rounded but for the error of
-    `squares`: scales and codes of a fused quantizer depend on it. The mean is kept in two parts, too, and a Newton step
-    takes its exact remainder."""
+    `squares`. The mean is kept in two parts, too, and a Newton step takes its exact remainder."""
     SPLIT: tl.constexpr = 1 / N * 536870913.0  # Veltkamp's: 2^29 + 1
     HIGH: tl.constexpr = SPLIT - (SPLIT - 1 / N)  # 1 / N in 24 bits
     LOW: tl.constexpr = 1 / N - HIGH
@@ -167,6 +198,34 @@ def reciprocal_root(squares, eps, N: tl.constexpr):
     root = tl.fma(half, rest, guess)
     regular = (mean > 0) & (mean < float("inf"))
     return tl.where(regular, root, guess), tl.where(regular, tl.fma(half, rest, guess - root), 0.0)
+
+
+@triton.jit
+def exact_squares(x):
+    """Sums of squares of the rows of x [ROWS, BLOCK], in float64: one large element among many small ones would cost a
+    float32 sum 8 ulp and more, and products of float32 are exact here. Hopper adds float64 at half the rate of float32,
+    which is more than memory needs."""
+    x = x.to(tl.float64)
+    return tl.sum(x * x, axis=1)
+
+
+@triton.jit
+def exact_root(squares, eps, eps_low, N: tl.constexpr):
+    """1 / sqrt(squares / N + eps + eps_low) as a sum of two float32, good to 2^-43: squares is a float64, and a Newton
+    step in float64 squares the error of the float32 guess (2^-22 at worst). A mean beyond float32 is inf and one below
+    is 0, as in the plain composition; the root of a very small one would be flushed, hence the powers of two."""
+    mean = squares * tl.full(squares.shape, 1 / N, tl.float64) + eps + eps_low
+    small = mean < 1e-30
+    mean = tl.where(small, mean * 1.329227995784916e36, mean)  # 2^120
+    single = mean.to(tl.float32)
+    guess = tl.rsqrt(single)
+    wide = guess.to(tl.float64)
+    root = wide * (1.5 - mean * wide * wide * 0.5)
+    root = tl.where(small, root * 1.152921504606847e18, root)  # 2^60
+    zero = (mean >= 0) & (mean < 1.8e-9)  # before the scaling: half of the smallest float32
+    regular = (mean > 0) & (single < float("inf")) & (zero == 0)
+    high = tl.where(regular, root.to(tl.float32), tl.where(zero, float("inf"), guess))
+    return high, tl.where(regular, (root - high.to(tl.float64)).to(tl.float32), 0.0)
 
 
 @triton.jit

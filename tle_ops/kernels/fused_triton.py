@@ -1,10 +1,25 @@
 """An activation or a norm fused with FP8 quantization by token groups, in Triton: a row is read once and stays on chip.
 
 The kernels take groups of a power of two of columns, or the whole row, and rows of norms that fit into registers. Any
-other call runs the two ops one after the other, with the float32 intermediate in memory.
+other call goes the long way: kernels of this module write the float32 intermediate to memory, and it is quantized.
+
+Scales are within 2 ulp of their float64 definition on every way, whatever the input. The definition is rounded, too, so
+what is left of an error before the last rounding must stay below 2 ulp. u = 2^-24; an error of u is at most 1 ulp:
+
+    swiglu      1.42 u of the sigmoid's divisor (`one_plus_exp`), 0.58 ulp for the rounding of y: amax / 448 is 8 / 7 or
+                4 / 7 of amax but for a power of two, so half an ulp of amax is at most 4 / 7 ulp of the scale
+    norm        1 u of x * weight, exact for 16-bit types; nothing else is rounded before the scale
+    the norm's  0.58 ulp for the rounding of y
+    long way
+
+Instructions that are approximate on a GPU (rcp 1 ulp, rsqrt and division 2 ulp) only give first guesses, which a Newton
+step or the exact remainder mends; ex2 is not used. tests/test_fused.py runs the kernels with such errors put in.
 """
 
 from __future__ import annotations
+
+import ctypes
+import math
 
 import torch
 import triton
@@ -13,14 +28,15 @@ from torch import Tensor
 
 from tle_ops import _meta
 from tle_ops._meta import FP8_MAX
-from tle_ops.kernels import norm_triton, quant_triton, swiglu_triton
+from tle_ops.kernels import norm_triton, quant_triton
 from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._rows_triton import (
     LONGEST,
     clamp_above,
     clamp_both,
+    exact_root,
+    exact_squares,
     load_rows,
-    reciprocal_root,
     row_start,
     rows_of,
     scaled,
@@ -29,6 +45,7 @@ from tle_ops.kernels._rows_triton import (
 from tle_ops.kernels._triton import kernel, magnitude, scale_of
 
 _TILE = 2048  # elements per program of 2 warps
+_CHUNK = 4096  # elements per program of 4 warps, on the long way
 _CODE = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
 
 
@@ -37,6 +54,28 @@ _CODE = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
 def _amax(y, ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     """max |y| of each group, as the bits of a float32: [ROWS, BLOCK] -> [ROWS, BLOCK / GROUP]"""
     return tl.max(magnitude(tl.reshape(y, (ROWS, BLOCK // GROUP, GROUP))), axis=2)
+
+
+@triton.jit
+def _sum(a, b):
+    """a + b, and what its rounding lost (Knuth 1969)"""
+    total = a + b
+    back = total - a
+    return total, (a - (total - back)) + (b - back)
+
+
+@triton.jit
+def _weighted(x, weight_ptr, n, offset, N: tl.constexpr, WEIGHT: tl.constexpr, OFFSET: tl.constexpr):
+    """x * (weight + offset) good to half an ulp or hardly less. OFFSET: 0 if it is 0, 1 a power of two, 2 else"""
+    if WEIGHT and OFFSET:
+        weight = tl.load(weight_ptr + n, mask=n < N, other=0.0).to(tl.float32) + tl.zeros_like(x)
+        if OFFSET == 1:
+            return tl.fma(x, weight, x * offset)  # this product is exact
+        else:
+            weight, low = _sum(weight, offset)
+            return tl.fma(x, weight, x * low)
+    else:
+        return scaled(x, weight_ptr, n, offset, N, WEIGHT, False)
 
 
 @triton.jit
@@ -105,7 +144,7 @@ def _swiglu_cast_kernel(
     up = tl.load(x_ptr + at + N, mask=mask, other=0.0).to(tl.float32)
     if LIMIT:
         gate, up = clamp_above(gate, limit), clamp_both(up, limit)
-    y = silu_product(gate, up)
+    y = silu_product(gate, up, x_ptr.dtype.element_ty != tl.bfloat16)
     scale = scale_of(_amax(y, ROWS, BLOCK, GROUP), FP8_MAX, UE8M0)
     _store_scales(scale, scales_ptr, m, first, M, s_m, s_n, N, BLOCK, GROUP)
     factor, _ = _inverse(scale)
@@ -130,7 +169,7 @@ def _scale_of_product(bits, rstd, rstd_low, FP8_MAX: tl.constexpr, UE8M0: tl.con
     return tl.where(high == high, scale, float("nan"))
 
 
-@kernel("M", "heads", "outer", "pitch", "residual_pitch", "s_m", "s_n", "eps", "offset")
+@kernel("M", "heads", "outer", "pitch", "residual_pitch", "s_m", "s_n", "eps", "eps_low", "offset")
 def _rms_norm_cast_kernel(
     x_ptr,  # [M, N], rows as `Rows` says
     residual_ptr,  # with ADD: [M, N], row pitch residual_pitch
@@ -146,6 +185,7 @@ def _rms_norm_cast_kernel(
     s_m: tl.int64,
     s_n: tl.int64,
     eps: tl.float32,
+    eps_low: tl.float32,
     offset: tl.float32,
     N: tl.constexpr,
     ADD: tl.constexpr,
@@ -164,12 +204,12 @@ def _rms_norm_cast_kernel(
     n = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     mask = (m < M) & (n < N) if ROWS > 1 else (m >= 0) & (n < N)
     x = load_rows(x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED)
-    rstd, rstd_low = reciprocal_root(tl.sum(x * x, axis=1), eps, N)
+    rstd, rstd_low = exact_root(exact_squares(x), eps, eps_low, N)
     rstd, rstd_low = rstd[:, None], rstd_low[:, None]
     if tl.min(tl.min(rstd, axis=1), axis=0) > 0:
         # y = x * weight * rstd is not needed itself: amax and codes come from x * weight, which is exact for 16-bit
         # inputs, and rstd joins the scales.
-        y = scaled(x, weight_ptr, n, offset, N, WEIGHT, OFFSET)
+        y = _weighted(x, weight_ptr, n, offset, N, WEIGHT, OFFSET)
         scale = _scale_of_product(_amax(y, ROWS, BLOCK, GROUP), rstd, rstd_low, FP8_MAX, UE8M0)
         inverse, inverse_low = _inverse(scale)
         factor = rstd * inverse
@@ -178,11 +218,106 @@ def _rms_norm_cast_kernel(
         _store_scales(scale, scales_ptr, m, 0, M, s_m, s_n, N, BLOCK, GROUP)
         _store_codes(y, factor, low, q_ptr, m, 0, mask, N, CODE, ROWS, BLOCK, GROUP)
     else:  # a NaN, or squares that overflowed: x * weight could overflow too
-        y = scaled(x * rstd, weight_ptr, n, offset, N, WEIGHT, OFFSET)
+        y = scaled(x * rstd, weight_ptr, n, offset, N, WEIGHT, OFFSET > 0)
         scale = scale_of(_amax(y, ROWS, BLOCK, GROUP), FP8_MAX, UE8M0)
         factor, low = _inverse(scale)
         _store_scales(scale, scales_ptr, m, 0, M, s_m, s_n, N, BLOCK, GROUP)
         _store_codes(y, factor, low, q_ptr, m, 0, mask, N, CODE, ROWS, BLOCK, GROUP)
+
+
+# --- kernels of the long way: y in float32 ----------------------------------------------------------------------------
+@kernel("M", "pitch", "limit")
+def _swiglu_kernel(
+    x_ptr,  # [M, 2 N], row pitch `pitch`
+    y_ptr,  # [M, N], contiguous
+    M: tl.int64,
+    pitch: tl.int64,
+    limit: tl.float32,
+    N: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    across: tl.constexpr = (N + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0).to(tl.int64)
+    m = pid // across * ROWS + tl.arange(0, ROWS)[:, None]
+    n = pid % across * BLOCK + tl.arange(0, BLOCK)[None, :]
+    mask = (m < M) & (n < N)
+    at = row_start(m, 1, 0, pitch, False, ALIGNED) + n
+    gate = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + at + N, mask=mask, other=0.0).to(tl.float32)
+    if LIMIT:
+        gate, up = clamp_above(gate, limit), clamp_both(up, limit)
+    tl.store(y_ptr + m * N + n, silu_product(gate, up, x_ptr.dtype.element_ty != tl.bfloat16), mask=mask)
+
+
+@kernel("M", "heads", "outer", "pitch", "residual_pitch")
+def _squares_kernel(
+    x_ptr,  # [M, N], rows as `Rows` says
+    residual_ptr,  # with ADD: [M, N], row pitch residual_pitch
+    new_ptr,  # with ADD: [M, N], contiguous
+    squares_ptr,  # float64 [M, chunks]: the sum of squares of each chunk
+    M: tl.int64,
+    heads: tl.int64,
+    outer: tl.int64,
+    pitch: tl.int64,
+    residual_pitch: tl.int64,
+    N: tl.constexpr,
+    ADD: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    chunks: tl.constexpr = (N + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0).to(tl.int64)
+    m = pid // chunks + tl.zeros((1, 1), tl.int64)
+    n = pid % chunks * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x = load_rows(
+        x_ptr, residual_ptr, new_ptr, m, n, n < N, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED
+    )
+    tl.store(squares_ptr + pid + tl.arange(0, 1), exact_squares(x))
+
+
+@kernel("M", "heads", "outer", "pitch", "eps", "eps_low", "offset")
+def _rms_norm_kernel(
+    x_ptr,  # [M, N], rows as `Rows` says
+    weight_ptr,  # with WEIGHT: [N]
+    squares_ptr,  # from _squares_kernel
+    y_ptr,  # [M, N], contiguous
+    M: tl.int64,
+    heads: tl.int64,
+    outer: tl.int64,
+    pitch: tl.int64,
+    eps: tl.float32,
+    eps_low: tl.float32,
+    offset: tl.float32,
+    N: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    K: tl.constexpr,  # chunks, rounded up to a power of two
+):
+    chunks: tl.constexpr = (N + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0).to(tl.int64)
+    m = pid // chunks + tl.zeros((1, 1), tl.int64)
+    n = pid % chunks * BLOCK + tl.arange(0, BLOCK)[None, :]
+    k = tl.arange(0, K)
+    squares = tl.sum(tl.load(squares_ptr + pid // chunks * chunks + k, mask=k < chunks, other=0.0), axis=0)
+    rstd, rstd_low = exact_root(squares, eps, eps_low, N)  # scalars
+    x = load_rows(x_ptr, x_ptr, y_ptr, m, n, n < N, heads, outer, pitch, pitch, N, False, SPLIT, ALIGNED)
+    rstd = tl.zeros_like(x) + rstd
+    y = x * rstd
+    rest = tl.fma(x, rstd, y * -1.0) + x * rstd_low
+    if WEIGHT:
+        weight, low = _sum(tl.load(weight_ptr + n, mask=n < N, other=0.0).to(tl.float32), offset)
+        rest = rest * weight + y * low
+        rest = tl.where(tl.abs(rest) < float("inf"), rest, 0.0)  # else y is not finite, or 0 * inf
+        y = tl.fma(y, weight, rest)
+    else:
+        y += tl.where(tl.abs(rest) < float("inf"), rest, 0.0)
+    tl.store(y_ptr + m * N + n, y, mask=n < N)
 
 
 # --- launchers --------------------------------------------------------------------------------------------------------
@@ -211,8 +346,7 @@ def swiglu_per_token_cast_fp8(
     N = q.shape[-1]
     group = _group_of(N, group_size)
     if q.numel() == 0 or group is None or group > LONGEST:
-        y = torch.empty(q.shape, dtype=torch.float32, device=x.device)
-        swiglu_triton.into(y, x, limit)
+        y = _swiglu(x, q.shape, limit)
         return quant_triton.per_token_cast_fp8(y, group_size, dtype, scale_ue8m0, column_major_scales)
     x, r = rows_of(x)
     block = max(group, min(triton.next_power_of_2(N), _TILE))
@@ -225,6 +359,22 @@ def swiglu_per_token_cast_fp8(
         max(2, min(rows * block // 1024, 16)),
     )
     return q, scales
+
+
+def _swiglu(x: Tensor, shape: torch.Size, limit: float | None) -> Tensor:
+    y = torch.empty(shape, dtype=torch.float32, device=x.device)
+    if y.numel():
+        x, r = rows_of(x)
+        N = r.N // 2
+        block = min(triton.next_power_of_2(N), _CHUNK)
+        rows = _CHUNK // block
+        _swiglu_kernel(
+            triton.cdiv(r.M, rows) * triton.cdiv(N, block),
+            (x, y),
+            (r.M, r.pitch, 0.0 if limit is None else limit),
+            (N, limit is not None, r.aligned, rows, block),
+        )
+    return y
 
 
 @replayed
@@ -279,19 +429,54 @@ def _rms_norm_cast(
     N = q.shape[-1]
     group = _group_of(N, group_size)
     if q.numel() == 0 or group is None or N > LONGEST:
-        y = torch.empty(q.shape, dtype=torch.float32, device=x.device)
-        norm_triton.norm(x, residual, weight, None, y, new, eps, offset, False)
-        return quant_triton.per_token_cast_fp8(y, *how)
+        return quant_triton.per_token_cast_fp8(_rms_norm(x, residual, weight, new, eps, offset), *how)
     x, r = rows_of(x, may_split=True)
     add = residual is not None
     residual, residual_rows = rows_of(residual) if add else (x, r)
     rows, block, num_warps = norm_triton.tile_of(N)
-    flags = (N, add, weight is not None, offset != 0, _CODE[dtype], FP8_MAX[dtype], ue8m0, r.split)
+    kind = 0 if offset == 0 else 1 if abs(math.frexp(offset)[0]) == 0.5 else 2
+    flags = (N, add, weight is not None, kind, _CODE[dtype], FP8_MAX[dtype], ue8m0, r.split)
     _rms_norm_cast_kernel(
         triton.cdiv(r.M, rows),
         (x, residual, x if weight is None else weight.contiguous(), q, scales, new if add else q),
-        (r.M, r.heads, r.outer, r.pitch, residual_rows.pitch, *_scale_strides(scales), eps, offset),
+        (r.M, r.heads, r.outer, r.pitch, residual_rows.pitch, *_scale_strides(scales), *_two_floats(eps), offset),
         (*flags, r.aligned and residual_rows.aligned, rows, block, group),
         num_warps,
     )
     return q, scales
+
+
+def _rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, new: Tensor | None, eps: float, offset: float
+) -> Tensor:
+    """The norm in float32; with a residual, of new = x + residual."""
+    y = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    if not y.numel():
+        return y
+    x, r = rows_of(x, may_split=True)
+    add = residual is not None
+    residual, residual_rows = rows_of(residual) if add else (x, r)
+    block = min(triton.next_power_of_2(r.N), _CHUNK)
+    chunks = triton.cdiv(r.N, block)
+    squares = torch.empty((r.M, chunks), dtype=torch.float64, device=x.device)
+    _squares_kernel(
+        r.M * chunks,
+        (x, residual, new if add else x, squares),
+        (r.M, r.heads, r.outer, r.pitch, residual_rows.pitch),
+        (r.N, add, r.split, r.aligned and residual_rows.aligned, block),
+    )
+    if add:
+        x, r = rows_of(new)
+    _rms_norm_kernel(
+        r.M * chunks,
+        (x, x if weight is None else weight.contiguous(), squares, y),
+        (r.M, r.heads, r.outer, r.pitch, *_two_floats(eps), offset),
+        (r.N, weight is not None, r.split, r.aligned, block, triton.next_power_of_2(chunks)),
+    )
+    return y
+
+
+def _two_floats(x: float) -> tuple[float, float]:
+    """x as a sum of two float32"""
+    high = ctypes.c_float(x).value
+    return high, x - high if math.isfinite(high) else 0.0

@@ -236,11 +236,6 @@ def swiglu_bwd(dy: Tensor, gate: Tensor, up: Tensor, limit: float | None = None)
     return _launch_bwd(dy, gate, up, _meta.swiglu_bwd(dy, gate, up, limit), *_limited(limit))
 
 
-def into(y: Tensor, x: Tensor, limit: float | None) -> None:
-    """y = swiglu_packed(x), in y's dtype."""
-    _launch_packed(x, y, *_limited(limit))
-
-
 @replayed
 def swiglu_packed(x: Tensor, limit: float | None = None) -> Tensor:
     return _launch_packed(x, _meta.swiglu_packed(x, limit), *_limited(limit))
