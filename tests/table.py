@@ -39,6 +39,7 @@ class OpSpec:
     rows: argument position -> its dimension that counts rows: it may vary without a recompilation.
     vmap: in_dims of calls of `samples` to check, for the tensor arguments only.
     jvp: forward-mode AD gives tangents (else it must raise).
+    double_backward: the backward is made of differentiable ops (else a second backward must raise).
     errors: (id, arguments); the messages are snapshots.
     compare: (got, want, args), asserts that a kernel's outputs are as good as the reference's; only where `exact` and
         `plain` do not say it.

@@ -34,6 +34,14 @@ def test_explain_on_the_cpu():
     assert tle_ops.explain("add", torch.ones(2, device="meta")).backend == "contract"
 
 
+def test_explain_for_a_gpu_that_is_not_there():
+    x = torch.ones(2, 128)
+    assert tle_ops.explain("add", x, x, device="cuda").module == CUDA["add"]
+    assert tle_ops.explain("per_token_cast_fp8", x, scale_ue8m0=True).backend == "ref"
+    with pytest.raises(ValueError, match="explain: the arguments of add must contain a tensor"):
+        tle_ops.explain("add", "cuda")
+
+
 def test_explain_names_the_default_on_cuda():
     for op, module in CUDA.items():
         choice = tle_ops.explain(op, FakeCuda())

@@ -16,7 +16,7 @@ def values(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
     return x > 0 if dtype == torch.bool else x.abs().to(dtype) if dtype == torch.uint8 else x.to(dtype)
 
 
-@pytest.mark.parametrize("a, b", itertools.product(DTYPES, DTYPES), ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("a, b", list(itertools.product(DTYPES, DTYPES)), ids=lambda d: str(d)[6:])
 def test_add_promotes_as_torch_does(a, b, device):
     """Every pair of dtypes, with a 0-D tensor on either side too, which promotes by category only."""
     for x_shape, y_shape in (((3, 50), (3, 50)), ((3, 50), ()), ((), (50,)), ((), ())):

@@ -92,22 +92,25 @@ def _exports(module: str) -> frozenset[str]:
     return frozenset(line[4:].split("(")[0] for line in lines if line.startswith("def ")) & CPU.keys()
 
 
-def explain(op: str, *args: Any, **options: Any) -> Choice:
+def explain(op: str, *args: Any, device: str | None = None, **options: Any) -> Choice:
     """Which kernel `tle_ops.<op>(*args, **options)` would take, and why. Launches nothing.
 
     Args:
         op: the operator's name, such as "per_token_cast_fp8".
         args, options: the call's arguments; the tensors may be on any device.
+        device: "cuda" asks what CUDA tensors like these would take, also where there is no GPU.
 
     Raises:
-        ValueError: an unknown op.
+        ValueError: an unknown op, or no tensor among the arguments.
         NotImplementedError: the forced backend has no kernel for this op.
     """
     if op not in _meta.CONTRACTS:
         raise ValueError(f"explain: op must be one of {', '.join(sorted(_meta.CONTRACTS))}, got {op!r}")
     args = (*args, *options.values())
     tensors = [a for a in args if isinstance(a, Tensor)]
-    if any(t.is_cuda for t in tensors):
+    if not tensors:
+        raise ValueError(f"explain: the arguments of {op} must contain a tensor, got {args}")
+    if device == "cuda" or (device is None and any(t.is_cuda for t in tensors)):
         return _choose(op, args)
     if any(t.device.type == "meta" for t in tensors):
         return Choice(op, "meta", "contract", "_meta", "meta tensors hold no data: only shapes and dtypes are computed")
@@ -155,6 +158,9 @@ def missing_toolchain() -> str:
 def cpu_body(op: str, contract: _meta.Contract) -> Callable:
     """The contract's checks, then the reference."""
     check = contract.fn
+    for table, name in ((CPU, "CPU"), (CUDA, "CUDA")):
+        if op not in table:
+            raise RuntimeError(f"{op}: the table {name} in tle_ops/kernels/__init__.py has no row for it")
     module = CPU[op]
 
     def body(*args):
