@@ -66,7 +66,7 @@ def inputs(shape, dtype, qdtype):
     yield "odd scale", borders(shape, dtype, qdtype, torch.tensor(0.123).to(dtype).item())
 
 
-def same(got, want, what):
+def assert_same(got, want, what):
     for name, g, w in zip(("codes", "scales"), got, want, strict=True):
         assert g.stride() == w.stride(), f"{what}, {name}: strides {g.stride()}, want {w.stride()}"
         kind = torch.int32 if name == "scales" else torch.uint8  # of the many NaNs, the reference's
@@ -151,7 +151,7 @@ def test_quotients_are_those_of_ieee_division(tmp_path):
 )
 def test_per_token_cast_fp8(kernels, dtype, shape, args):
     for name, x in inputs(shape, dtype, args[1] if len(args) > 1 else E4M3):
-        same(quant_tilelang.per_token_cast_fp8(x.to(kernels), *args), quant_ref.per_token_cast_fp8(x, *args), name)
+        assert_same(quant_tilelang.per_token_cast_fp8(x.to(kernels), *args), quant_ref.per_token_cast_fp8(x, *args), name)
 
 
 @pytest.mark.parametrize("many", (True, False))
@@ -198,7 +198,7 @@ def test_tilings_of_large_inputs(kernels, monkeypatch, group, N, dtype, qdtype, 
     for kind in (wide, special):
         x, args = kind((tiling.steps * tiling.subs * 3 // 2 + 1, N), dtype), (group, qdtype, ue8m0)
         got = quant_tilelang.per_token_cast_fp8(x.to(kernels), *args, column_major)
-        same(got, quant_ref.per_token_cast_fp8(x, *args, column_major), kind.__name__)
+        assert_same(got, quant_ref.per_token_cast_fp8(x, *args, column_major), kind.__name__)
         if dtype == F16:  # the same code otherwise
             got = quant_tilelang.fake_quant_fp8(x.to(kernels), *args)
             assert_same_bits(got, quant_ref.fake_quant_fp8(x, *args), f"{kind.__name__}, fake quantization")
@@ -208,9 +208,9 @@ def test_any_layout(kernels):
     for name, x in layouts(wide((6, 256), BF16)):
         want = x.contiguous()
         (x,) = to_device((x,), kernels)
-        same(quant_tilelang.per_token_cast_fp8(x), quant_ref.per_token_cast_fp8(want), name)
-        same(quant_tilelang.per_block_cast_fp8(x), quant_ref.per_block_cast_fp8(want), name)
-        same(quant_tilelang.per_channel_cast_fp8(x), quant_ref.per_channel_cast_fp8(want), name)
+        assert_same(quant_tilelang.per_token_cast_fp8(x), quant_ref.per_token_cast_fp8(want), name)
+        assert_same(quant_tilelang.per_block_cast_fp8(x), quant_ref.per_block_cast_fp8(want), name)
+        assert_same(quant_tilelang.per_channel_cast_fp8(x), quant_ref.per_channel_cast_fp8(want), name)
         assert_same_bits(quant_tilelang.fake_quant_fp8(x), quant_ref.fake_quant_fp8(want), name)
 
 
@@ -241,7 +241,7 @@ def test_fake_quant_fp8(kernels, dtype, shape, args):
 )
 def test_per_block_cast_fp8(kernels, dtype, shape, args):
     for name, x in inputs(shape, dtype, args[1] if len(args) > 1 else E4M3):
-        same(quant_tilelang.per_block_cast_fp8(x.to(kernels), *args), quant_ref.per_block_cast_fp8(x, *args), name)
+        assert_same(quant_tilelang.per_block_cast_fp8(x.to(kernels), *args), quant_ref.per_block_cast_fp8(x, *args), name)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_per_block_cast_fp8(kernels, dtype, shape, args):
 )
 def test_per_channel_cast_fp8(kernels, dtype, shape, args):
     for name, x in inputs(shape, dtype, args[1] if len(args) > 1 else E4M3):
-        same(quant_tilelang.per_channel_cast_fp8(x.to(kernels), *args), quant_ref.per_channel_cast_fp8(x, *args), name)
+        assert_same(quant_tilelang.per_channel_cast_fp8(x.to(kernels), *args), quant_ref.per_channel_cast_fp8(x, *args), name)
 
 
 # --- back ------------------------------------------------------------------------------------------------------------
@@ -294,19 +294,19 @@ def test_empty(kernels):
     for shape in ((0, 128), (3, 0), (0, 0), (0,)):
         x = torch.empty(shape)
         for args in ((128,), (-1,), (-1, E5M2, True)):
-            same(
+            assert_same(
                 quant_tilelang.per_token_cast_fp8(x.to(kernels), *args),
                 quant_ref.per_token_cast_fp8(x, *args),
                 f"{shape} {args}",
             )
-            same(
+            assert_same(
                 quant_tilelang.per_channel_cast_fp8(x.to(kernels), *args),
                 quant_ref.per_channel_cast_fp8(x, *args),
                 f"{shape} {args}",
             )
         assert quant_tilelang.fake_quant_fp8(x.to(kernels)).shape == x.shape
     q, scales = quant_ref.per_block_cast_fp8(torch.empty(0, 128))
-    same(quant_tilelang.per_block_cast_fp8(torch.empty(0, 128).to(kernels)), (q, scales), "blocks")
+    assert_same(quant_tilelang.per_block_cast_fp8(torch.empty(0, 128).to(kernels)), (q, scales), "blocks")
     assert quant_tilelang.per_block_cast_back(q.to(kernels), scales.to(kernels)).shape == (0, 128)
 
 
@@ -372,7 +372,7 @@ def test_large(op):
     x = wide((70000, 520), BF16)
     got = getattr(quant_tilelang, f"{op}_cast_fp8")(x.cuda())
     want = getattr(quant_ref, f"{op}_cast_fp8")(x)
-    same(got, want, op)
+    assert_same(got, want, op)
     assert_same_bits(getattr(quant_tilelang, f"{op}_cast_back")(*got), getattr(quant_ref, f"{op}_cast_back")(*want), op)
 
 
@@ -396,6 +396,6 @@ def test_tilings_at_full_size(op, shape, dtype, size, qdtype):
         x = kind(shape, dtype)
         got = getattr(quant_tilelang, f"{op}_cast_fp8")(x.cuda(), size, qdtype)
         want = getattr(quant_ref, f"{op}_cast_fp8")(x, size, qdtype)
-        same(got, want, kind.__name__)
+        assert_same(got, want, kind.__name__)
         got = getattr(quant_tilelang, f"{op}_cast_back")(*got, size)
         assert_same_bits(got, getattr(quant_ref, f"{op}_cast_back")(*want, size), f"{kind.__name__}, back")
