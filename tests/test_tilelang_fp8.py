@@ -151,7 +151,9 @@ def test_quotients_are_those_of_ieee_division(tmp_path):
 )
 def test_per_token_cast_fp8(kernels, dtype, shape, args):
     for name, x in inputs(shape, dtype, args[1] if len(args) > 1 else E4M3):
-        assert_same(quant_tilelang.per_token_cast_fp8(x.to(kernels), *args), quant_ref.per_token_cast_fp8(x, *args), name)
+        assert_same(
+            quant_tilelang.per_token_cast_fp8(x.to(kernels), *args), quant_ref.per_token_cast_fp8(x, *args), name
+        )
 
 
 @pytest.mark.parametrize("many", (True, False))
@@ -241,7 +243,9 @@ def test_fake_quant_fp8(kernels, dtype, shape, args):
 )
 def test_per_block_cast_fp8(kernels, dtype, shape, args):
     for name, x in inputs(shape, dtype, args[1] if len(args) > 1 else E4M3):
-        assert_same(quant_tilelang.per_block_cast_fp8(x.to(kernels), *args), quant_ref.per_block_cast_fp8(x, *args), name)
+        assert_same(
+            quant_tilelang.per_block_cast_fp8(x.to(kernels), *args), quant_ref.per_block_cast_fp8(x, *args), name
+        )
 
 
 @pytest.mark.parametrize(
@@ -258,7 +262,9 @@ def test_per_block_cast_fp8(kernels, dtype, shape, args):
 )
 def test_per_channel_cast_fp8(kernels, dtype, shape, args):
     for name, x in inputs(shape, dtype, args[1] if len(args) > 1 else E4M3):
-        assert_same(quant_tilelang.per_channel_cast_fp8(x.to(kernels), *args), quant_ref.per_channel_cast_fp8(x, *args), name)
+        assert_same(
+            quant_tilelang.per_channel_cast_fp8(x.to(kernels), *args), quant_ref.per_channel_cast_fp8(x, *args), name
+        )
 
 
 # --- back ------------------------------------------------------------------------------------------------------------
