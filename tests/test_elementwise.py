@@ -24,8 +24,8 @@ def test_add_promotes_as_torch_does(a, b, device):
         assert_same_bits(tle_ops.add(x.to(device), y.to(device)), x + y, f"{x_shape} {y_shape}")
 
 
-def test_add_broadcasts_a_size_that_only_the_data_tell(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_add_broadcasts_a_size_that_only_the_data_tell():
     torch._dynamo.reset()
     compiled = torch.compile(
         lambda a, m, c: tle_ops.add(a[m.nonzero().squeeze(1)], c), fullgraph=True, backend="aot_eager"
