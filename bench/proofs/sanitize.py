@@ -3,7 +3,8 @@
     compute-sanitizer --tool memcheck  python -m bench.proofs.sanitize
     compute-sanitizer --tool racecheck python -m bench.proofs.sanitize
 
-The inputs are the samples that the tests use (tests/specs), of every second layout, so run it from a checkout.
+The inputs are the samples that the tests use (tests/specs), so run it from a checkout, and groups that are too long for
+registers, which take kernels of their own.
 """
 
 import argparse
@@ -16,12 +17,33 @@ from tests.test_ops import SPECS
 from tle_ops import _dispatch
 
 
+LONG = (  # op, shape, group or block size
+    ("per_token_cast_fp8", (3, 2880), -1),
+    ("per_token_cast_fp8", (300, 16500), -1),
+    ("per_token_cast_fp8", (2, 40000), -1),
+    ("fake_quant_fp8", (2, 40000), -1),
+    ("per_block_cast_fp8", (310, 320), 300),
+    ("per_channel_cast_fp8", (900, 50), -1),
+)
+
+
+def long_groups(only: str) -> int:
+    calls = 0
+    for op, shape, size in LONG:
+        for backend in ("triton", "tilelang") if only in op else ():
+            with tle_ops.backend(backend):
+                getattr(torch.ops.tle, op)(torch.randn(shape, device="cuda", dtype=BF16), size)
+            calls += 1
+    torch.cuda.synchronize()
+    return calls
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="ops whose name contains this")
     parser.add_argument("--every", type=int, default=1, help="take every n-th sample")
     arguments = parser.parse_args()
-    calls = 0
+    calls = long_groups(arguments.only)
     for spec in SPECS:
         if arguments.only not in spec.name:
             continue
