@@ -16,7 +16,6 @@ from tests.table import BF16, F32, outputs, to_device
 from tests.test_ops import SPECS
 from tle_ops import _dispatch
 
-
 LONG = (  # op, shape, group or block size
     ("per_token_cast_fp8", (3, 2880), -1),
     ("per_token_cast_fp8", (300, 16500), -1),
