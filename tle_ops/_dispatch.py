@@ -111,24 +111,24 @@ def explain(op: str, *args: Any, device: str | None = None, **options: Any) -> C
     if not tensors:
         raise ValueError(f"explain: the arguments of {op} must contain a tensor, got {args}")
     if device == "cuda" or (device is None and any(t.is_cuda for t in tensors)):
-        return _choose(op, args)
+        return _choose(op, args, _forced)
     if any(t.device.type == "meta" for t in tensors):
         return Choice(op, "meta", "contract", "_meta", "meta tensors hold no data: only shapes and dtypes are computed")
     return Choice(op, "cpu", "ref", CPU[op], "the reference is the CPU kernel")
 
 
-def _choose(op: str, args: tuple[Any, ...]) -> Choice:
+def _choose(op: str, args: tuple[Any, ...], forced: str | None) -> Choice:
     default = CUDA[op]
     family, name = default.rsplit("_", 1)
     wide = next((d for d in map(_dtype, args) if d in _REF_DTYPES), None)
     if wide is not None:
         return Choice(op, "cuda", "ref", f"{family}_ref", f"the kernels compute in float32 and the call has {wide}")
-    if _forced is not None:
-        if op not in _exports(f"{family}_{_forced}"):
+    if forced is not None:
+        if op not in _exports(f"{family}_{forced}"):
             raise NotImplementedError(
-                f"{op}: the backend {_forced!r} has no kernel for it, there are {', '.join(backends(op))}"
+                f"{op}: the backend {forced!r} has no kernel for it, there are {', '.join(backends(op))}"
             )
-        return Choice(op, "cuda", _forced, f"{family}_{_forced}", "forced by tle_ops.backend")
+        return Choice(op, "cuda", forced, f"{family}_{forced}", "forced by tle_ops.backend")
     if name == "tilelang" and op in _exports(f"{family}_triton") and (missing := missing_toolchain()):
         return Choice(op, "cuda", "triton", f"{family}_triton", f"TileLang, the default, cannot build here: {missing}")
     return Choice(op, "cuda", name, default, "the default")
@@ -191,7 +191,8 @@ def cuda_body(op: str, schema: torch._C.FunctionSchema) -> Callable:
 
     def body(*args):
         nonlocal default, replay
-        if default is not None and _forced is None:
+        forced = _forced  # read once: another thread may change it
+        if default is not None and forced is None:
             if replay is not None and (result := replay(args)) is not None:
                 return result
             for i in positions:
@@ -199,14 +200,14 @@ def cuda_body(op: str, schema: torch._C.FunctionSchema) -> Callable:
                     break
             else:
                 return default(*args)
-        choice = _choose(op, args)
+        choice = _choose(op, args, forced)
         kernel = _kernel(choice.module, op)
         if choice.backend == "ref":
             with torch.no_grad():  # a non-differentiable op comes here with autograd on
                 return _own(op, _meta.CONTRACTS[op].fn(*args), kernel(*args))
-        if choice.reason.startswith("TileLang"):
-            _warn_once(f"tle_ops: {choice}")
-        if _forced is None:
+        if forced is None:
+            if choice.module != CUDA[op]:
+                _warn_once(f"tle_ops: {choice}")
             default, replay = kernel, getattr(kernel, "replay", None)
         return kernel(*args)
 

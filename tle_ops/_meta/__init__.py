@@ -24,6 +24,7 @@ from tle_ops._meta.quant import (
     per_channel_cast_fp8,
     per_token_cast_back,
     per_token_cast_fp8,
+    scale_of_nothing,
 )
 from tle_ops._meta.rope import rope, rope_bwd
 from tle_ops._meta.scan import compact, cumsum, cumsum_dtype, histogram
@@ -85,6 +86,7 @@ __all__ = [
     "rope",
     "rope_bwd",
     "scale_cast",
+    "scale_of_nothing",
     "swiglu",
     "swiglu_bwd",
     "swiglu_packed",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from tle_ops._meta._contract import (
+    AMAX_FLOOR,
     FLOAT_NAMES,
     FLOATS,
+    FP8_MAX,
     contract,
     dtype_name,
     require_dim,
@@ -23,6 +26,14 @@ from tle_ops._meta._contract import (
 def num_groups(N: int | torch.SymInt, group_size: int) -> int | torch.SymInt:
     """Groups that cover N elements; the last one may be short. -1 is one group whatever N is."""
     return 1 if group_size == -1 else (N + group_size - 1) // group_size
+
+
+def scale_of_nothing(dtype: torch.dtype, scale_ue8m0: bool) -> float:
+    """The scale of a group without elements, which -1 makes of a row without columns: that of zeros."""
+    amax, top = (torch.tensor(value, dtype=torch.float32, device="cpu") for value in (AMAX_FLOOR, FP8_MAX[dtype]))
+    scale = (amax / top).item()
+    mantissa, exponent = math.frexp(scale)
+    return math.ldexp(1.0, exponent - (mantissa == 0.5)) if scale_ue8m0 else scale
 
 
 def _require_group_size(op: str, group_size: int) -> None:

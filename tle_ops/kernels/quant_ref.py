@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tle_ops._groups import join, join_blocks, rows, split, split_blocks
-from tle_ops._meta import AMAX_FLOOR, FP8_MAX, column_major_strides
+from tle_ops._meta import AMAX_FLOOR, FP8_MAX, column_major_strides, compute_dtype
 from tle_ops.kernels.elementwise_ref import saturating_cast
 
 
@@ -81,7 +81,7 @@ def fake_quant_fp8(
 
 def _quantize(groups: Tensor, dims: tuple[int, ...], dtype: torch.dtype, ue8m0: bool) -> tuple[Tensor, Tensor]:
     """Quantize with one scale per slice along `dims`, which stay in the scales with size 1."""
-    wide = groups.to(_compute_dtype(groups.dtype))
+    wide = groups.to(compute_dtype(groups))
     amax = wide.abs().amax(dims, keepdim=True).clamp_min(AMAX_FLOOR)
     # Dividing by a tensor: the true quotient, on CUDA too.
     scales = (amax / torch.full_like(amax, FP8_MAX[dtype])).float()
@@ -99,9 +99,5 @@ def _round_up_to_power_of_two(s: Tensor) -> Tensor:
 
 
 def _dequantize(q: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    wide = _compute_dtype(dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
     return (q.to(wide) * scales.to(wide)).to(dtype)
-
-
-def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

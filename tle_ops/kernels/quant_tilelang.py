@@ -1,13 +1,10 @@
 """FP8 quantization in TileLang: argument checks and outputs by the contracts, then one launch of a kernel of
 _tilelang_quant.py on [M, N] views. A layout that has no such view is copied once."""
 
-import struct
-
 import torch
 from torch import Tensor
 
 from tle_ops import _meta
-from tle_ops._meta import AMAX_FLOOR, FP8_MAX
 from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._tilelang import Kernel, vector_width
 from tle_ops.kernels._tilelang_quant import (
@@ -176,11 +173,4 @@ def _rows(x: Tensor) -> Tensor:
 
 def _of_nothing(scales: Tensor, dtype: torch.dtype, ue8m0: bool) -> Tensor:
     """The scales of groups without elements: there are some if one group spans a dimension of size 0."""
-    if not scales.numel():
-        return scales
-    (scale,) = struct.unpack("<f", struct.pack("<f", AMAX_FLOOR))
-    scale = struct.unpack("<f", struct.pack("<f", scale / FP8_MAX[dtype]))[0]
-    if ue8m0:
-        (bits,) = struct.unpack("<i", struct.pack("<f", scale))
-        (scale,) = struct.unpack("<f", struct.pack("<i", ((bits + 0x7FFFFF) >> 23) << 23))
-    return scales.fill_(scale)
+    return scales.fill_(_meta.scale_of_nothing(dtype, ue8m0))

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tle_ops import _meta
-from tle_ops._meta import AMAX_FLOOR, FP8_MAX
+from tle_ops._meta import FP8_MAX
 from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._triton import encode, kernel, magnitude, scale_of
 
@@ -475,16 +475,13 @@ def _cast(axis: int, size: int, x: Tensor, q: Tensor, scales: Tensor | None, dty
     """Quantize x into q and scales; without scales, q receives the values of the codes."""
     if q.numel() == 0:
         if scales is not None and scales.numel():  # one group per row, and no columns
-            scales.fill_(_scale_of_nothing(dtype, ue8m0))
+            scales.fill_(_meta.scale_of_nothing(dtype, ue8m0))
         return
     x, _, plan = _planned(axis, size, x, scales)
     what = (_CODE[dtype], FP8_MAX[dtype], ue8m0, scales is None)
     target = q if scales is None else scales  # a pointer that is not used
-    if plan.pieces:
+    if plan.pieces or plan.regions >= _FEW:
         constants = (*plan.constants, *what, plan.pieces, False)
-        _cast_kernel(plan.regions, (x, q, target, target), plan.scalars, constants, plan.num_warps, plan.maxnreg)
-    elif plan.regions >= _FEW:
-        constants = (*plan.constants, *what, 0, False)
         _cast_kernel(plan.regions, (x, q, target, target), plan.scalars, constants, plan.num_warps, plan.maxnreg)
     else:
         _cast_shared(axis, size, x, q, scales, what)
@@ -495,24 +492,14 @@ def _cast_shared(axis: int, size: int, x: Tensor, q: Tensor, scales: Tensor | No
     if scales is None:
         groups = _meta.num_groups(x.shape[-1], size)
         bits = torch.zeros((*x.shape[:-1], groups), dtype=torch.int32, device=x.device)
-        target = q
     else:
-        bits = torch.zeros_like(scales, dtype=torch.int32)  # keeps the strides, unless memory would stay unused
-        target = scales
-    if scales is not None and bits.stride() != scales.stride():
         bits = torch.empty_strided(scales.shape, scales.stride(), dtype=torch.int32, device=x.device).zero_()
+    target = q if scales is None else scales
     x, _, plan = _planned(axis, size, x, bits)
     grid = plan.regions * plan.tiles
     _amax_kernel(grid, (x, bits), plan.scalars, plan.constants, plan.num_warps)
     constants = (*plan.constants, *what, 0, True)
     _cast_kernel(grid, (x, q, target, bits), plan.scalars, constants, plan.num_warps, plan.maxnreg)
-
-
-@functools.cache
-def _scale_of_nothing(dtype: torch.dtype, ue8m0: bool) -> float:
-    scale = (torch.tensor(AMAX_FLOOR) / torch.tensor(FP8_MAX[dtype])).item()  # in float32
-    mantissa, exponent = math.frexp(scale)
-    return math.ldexp(1.0, exponent - (mantissa == 0.5)) if ue8m0 else scale
 
 
 def _cast_back(axis: int, size: int, q: Tensor, scales: Tensor, y: Tensor) -> Tensor:
