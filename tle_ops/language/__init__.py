@@ -1,12 +1,56 @@
-"""TLE-Lite for kernel authors, on stock Triton: functions for use inside `@triton.jit` kernels.
+"""TLE-Lite for kernel authors, on stock Triton.
 
     import tle_ops.language as tle
 
-They compile for the GPU and run in Triton's interpreter. This package imports Triton; `import tle_ops` does not.
+Meshes and shardings are plain Python. The device functions, for use inside `@triton.jit` kernels, compile for the GPU
+and run in Triton's interpreter; Triton is imported with the first of them.
 """
 
-from tle_ops.language.memory import load
-from tle_ops.language.scan import cumsum
-from tle_ops.language.tiles import bind_methods, extract_tile, insert_tile
+import importlib
+from typing import Any
 
-__all__ = ["bind_methods", "cumsum", "extract_tile", "insert_tile", "load"]
+from tle_ops.language.mesh import device_mesh
+from tle_ops.language.sharding import B, P, S, ShardedTensor, ShardingSpec, make_sharded_tensor, sharding
+
+# Name -> the module that has it. No module here may have the name of a function: the import system would put the module
+# in the function's place.
+_DEVICE = {
+    "bind_methods": "tiles",
+    "cumsum": "scan",
+    "distributed_barrier": "_remote",
+    "extract_tile": "tiles",
+    "insert_tile": "tiles",
+    "load": "memory",
+    "remote": "_remote",
+    "shard_id": "_remote",
+}
+__all__ = [
+    "B",
+    "P",
+    "S",
+    "ShardedTensor",
+    "ShardingSpec",
+    "bind_methods",
+    "cumsum",
+    "device_mesh",
+    "distributed_barrier",
+    "extract_tile",
+    "insert_tile",
+    "load",
+    "make_sharded_tensor",
+    "remote",
+    "shard_id",
+    "sharding",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _DEVICE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_DEVICE[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__
