@@ -20,7 +20,9 @@ _DEVICE = {
     "distributed_barrier": "_remote",
     "extract_tile": "tiles",
     "insert_tile": "tiles",
+    "gpu": "gpu",  # the module itself
     "load": "memory",
+    "pipe": "_pipe",
     "remote": "_remote",
     "shard_id": "_remote",
 }
@@ -35,9 +37,11 @@ __all__ = [
     "device_mesh",
     "distributed_barrier",
     "extract_tile",
+    "gpu",
     "insert_tile",
     "load",
     "make_sharded_tensor",
+    "pipe",
     "remote",
     "shard_id",
     "sharding",
@@ -47,7 +51,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _DEVICE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_DEVICE[name]}"), name)
+    module = importlib.import_module(f"{__name__}.{_DEVICE[name]}")
+    found = module if _DEVICE[name] == name else getattr(module, name)
     globals()[name] = found
     return found
 

@@ -1,0 +1,133 @@
+"""Kernels of the tests of tle.gpu: compiled ahead of time in CI, run on a GPU."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+import tle_ops.language as tle
+from tle_ops.language import gpu as tl
+
+
+@gluon.jit
+def seed_example(x_ptr, out_ptr, n, BLOCK: gl.constexpr):
+    """The document's example of a pipe, to the letter, but for where `tl` comes from."""
+    stage_buf = tle.gpu.alloc([2, BLOCK], dtype=tl.float32, scope=tle.gpu.smem)
+    pipe = tle.pipe(capacity=2, scope="cta", name="x_pipe", x=stage_buf)
+    writer = pipe.writer()
+    reader = pipe.reader()
+    offs = tl.arange(0, BLOCK)
+
+    for k in range(n):
+        slot = writer.acquire(k)
+        tl.store(tle.gpu.local_ptr(slot.x), tl.load(x_ptr + k * BLOCK + offs))
+        writer.commit(k)
+
+        ready = reader.wait(k)
+        x = tl.load(tle.gpu.local_ptr(ready.slot.x))
+        reader.release(k)
+
+        tl.store(out_ptr + k * BLOCK + offs, x)
+
+
+@gluon.jit
+def whole(x_ptr, out_ptr, n, M: gl.constexpr, N: gl.constexpr, SWIZZLED: gl.constexpr):
+    """Whole buffers, with and without masks; a scalar and a row broadcast; values cast to the buffer's dtype."""
+    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    if SWIZZLED:
+        buf = tle.gpu.alloc([M, N], tl.float32, layout=gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))
+    else:
+        buf = tle.gpu.alloc([M, N], tl.float32)
+    p = tle.gpu.local_ptr(buf)
+    tl.store(p, -1)
+    tl.store(p, tl.load(x_ptr + at), mask=at < n)
+    tl.store(out_ptr + at, tl.load(p))
+    tl.store(out_ptr + M * N + at, tl.load(p, mask=at < n, other=7.0))
+    tl.store(p, tl.arange(0, N)[None, :])
+    tl.store(out_ptr + 2 * M * N + at, tl.load(p))
+
+
+@gluon.jit
+def gather(x_ptr, i_ptr, j_ptr, out_ptr, n, M: gl.constexpr, N: gl.constexpr, K: gl.constexpr):
+    """Loads through indices: pairs of vectors, a mask, two dimensions of places, scalars."""
+    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    buf = tle.gpu.alloc([M, N], tl.float32)
+    tl.store(tle.gpu.local_ptr(buf), tl.load(x_ptr + at))
+    k = tl.arange(0, K)
+    i = tl.load(i_ptr + k)
+    j = tl.load(j_ptr + k)
+    tl.store(out_ptr + k, tl.load(tle.gpu.local_ptr(buf, (i, j))))
+    beyond = tl.where(k < n, i, 1 << 20)  # must not be touched
+    tl.store(out_ptr + K + k, tl.load(tle.gpu.local_ptr(buf, (beyond, j)), mask=k < n, other=-2.0))
+    rows = tl.arange(0, M)[:, None]
+    cols = tl.arange(0, N)[None, :]
+    flipped = tl.load(tle.gpu.local_ptr(buf, (M - 1 - rows, N - 1 - cols)))
+    tl.store(out_ptr + 2 * K + at, flipped)
+    tl.store(out_ptr + 2 * K + M * N, tl.load(tle.gpu.local_ptr(buf, (n, 3))))
+
+
+@gluon.jit
+def scatter(x_ptr, i_ptr, j_ptr, out_ptr, n, M: gl.constexpr, N: gl.constexpr, K: gl.constexpr):
+    """Stores through indices, with masks that leave something and nothing."""
+    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    buf = tle.gpu.alloc([M, N], tl.float32)
+    tl.store(tle.gpu.local_ptr(buf), 0.0)
+    k = tl.arange(0, K)
+    i = tl.load(i_ptr + k)
+    j = tl.load(j_ptr + k)
+    x = tl.load(x_ptr + k)
+    tl.store(tle.gpu.local_ptr(buf, (i, j)), x)
+    tl.store(out_ptr + at, tl.load(tle.gpu.local_ptr(buf)))
+    beyond = tl.where(k < n, i, 1 << 20)
+    tl.store(tle.gpu.local_ptr(buf, (beyond, j)), x + 1, mask=k < n)
+    tl.store(out_ptr + M * N + at, tl.load(tle.gpu.local_ptr(buf)))
+    tl.store(tle.gpu.local_ptr(buf, (i, j)), x + 2, mask=k < 0)
+    tl.store(tle.gpu.local_ptr(buf, (n % M, 5)), 11)
+    tl.store(out_ptr + 2 * M * N + at, tl.load(tle.gpu.local_ptr(buf)))
+
+
+@gluon.jit
+def ranks(x_ptr, rank_ptr, count_ptr, n, BLOCK: gl.constexpr, BINS: gl.constexpr):
+    """A histogram that also gives each element its rank in its bin: what routing and radix selection need."""
+    bins = tle.gpu.alloc([BINS], tl.int32)
+    tl.store(tle.gpu.local_ptr(bins), 0)
+    for start in range(0, n, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + at, mask=at < n, other=1 << 20)
+        tl.store(rank_ptr + at, tl.atomic_add(tle.gpu.local_ptr(bins, (x,)), 1, mask=at < n), mask=at < n)
+    tl.store(count_ptr + tl.arange(0, BINS), tl.load(tle.gpu.local_ptr(bins)))
+
+
+@gluon.jit
+def atomics(out_ptr, DTYPE: gl.constexpr, N: gl.constexpr):
+    """Each atomic on a whole buffer, and one on a scalar place: what is left, and what came back."""
+    k = tl.arange(0, N)
+    buf = tle.gpu.alloc([N], DTYPE)
+    p = tle.gpu.local_ptr(buf)
+    tl.store(p, k)
+    for op in gl.static_range(7):
+        if op == 0:
+            old = tl.atomic_add(p, 5)
+        elif op == 1:
+            old = tl.atomic_max(p, k * 2)
+        elif op == 2:
+            old = tl.atomic_min(p, k * 3)
+        elif op == 3:
+            old = tl.atomic_and(p, 0x7FFF)
+        elif op == 4:
+            old = tl.atomic_or(p, 16)
+        elif op == 5:
+            old = tl.atomic_xor(p, 3)
+        else:
+            old = tl.atomic_xchg(p, k + 100)
+        tl.store(out_ptr + 2 * op * N + k, old)
+        tl.store(out_ptr + (2 * op + 1) * N + k, tl.load(p))
+    tl.store(out_ptr + 14 * N, tl.atomic_add(tle.gpu.local_ptr(buf, (3,)), 1))
+    tl.store(out_ptr + 14 * N + 1, tl.load(tle.gpu.local_ptr(buf, (3,))))
+
+
+@gluon.jit
+def float_add(x_ptr, i_ptr, out_ptr, N: gl.constexpr, BINS: gl.constexpr):
+    k = tl.arange(0, N)
+    buf = tle.gpu.alloc([BINS], tl.float32)
+    tl.store(tle.gpu.local_ptr(buf), 0)
+    tl.atomic_add(tle.gpu.local_ptr(buf, (tl.load(i_ptr + k),)), tl.load(x_ptr + k))
+    tl.store(out_ptr + tl.arange(0, BINS), tl.load(tle.gpu.local_ptr(buf)))
