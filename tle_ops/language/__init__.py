@@ -17,6 +17,7 @@ from tle_ops.language.sharding import B, P, S, ShardedTensor, ShardingSpec, make
 _DEVICE = {
     "bind_methods": "tiles",
     "cumsum": "scan",
+    "device_context": "_remote",
     "distributed_barrier": "_remote",
     "extract_tile": "tiles",
     "insert_tile": "tiles",
@@ -25,6 +26,7 @@ _DEVICE = {
     "pipe": "_pipe",
     "remote": "_remote",
     "shard_id": "_remote",
+    "signal_count": "_remote",
 }
 __all__ = [
     "B",
@@ -34,6 +36,7 @@ __all__ = [
     "ShardingSpec",
     "bind_methods",
     "cumsum",
+    "device_context",
     "device_mesh",
     "distributed_barrier",
     "extract_tile",
@@ -45,6 +48,7 @@ __all__ = [
     "remote",
     "shard_id",
     "sharding",
+    "signal_count",
 ]
 
 

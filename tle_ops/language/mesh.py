@@ -19,13 +19,13 @@ def kind_of(name: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Inside a kernel, constants and tuples arrive in wrappers of Triton's."""
-    if type(value).__module__.startswith("triton.language"):
-        if type(value).__name__ == "constexpr":
-            return plain(value.value)
-        if type(value).__name__ == "tuple":
-            return tuple(plain(v) for v in value)
-    if isinstance(value, slice):
+    """Inside a kernel, constants, tuples and slices arrive in wrappers of Triton's."""
+    wrapper = type(value).__name__ if type(value).__module__.startswith("triton.language") else None
+    if wrapper == "constexpr":
+        return plain(value.value)
+    if wrapper == "tuple":
+        return tuple(plain(v) for v in value)
+    if wrapper == "slice" or isinstance(value, slice):
         return slice(plain(value.start), plain(value.stop), plain(value.step))
     return tuple(plain(v) for v in value) if isinstance(value, list | tuple) else value
 
@@ -152,6 +152,28 @@ class device_mesh:
             raise ValueError(f"device_mesh: an axis of {self!r} mixes processes and blocks")
         return tuple(n for n, kind in zip(self._shape, self._kinds, strict=True) if kind == PROCESS)
 
+    def launch_place(self, axis: str | int, *, has_context: bool) -> tuple[str, int, int]:
+        """Kind, size and stride of an axis of the whole mesh among the axes of processes, or among those of blocks."""
+        names, shape, kinds = self.launch_dim_names, self.launch_shape, self.launch_dim_kinds
+        if isinstance(axis, str):
+            if axis not in names:
+                raise ValueError(f"shard_id: axis must be one of {names}, got {axis!r}")
+            axis = names.index(axis)
+        if not is_int(axis):
+            raise TypeError(f"shard_id: axis must be a name or an int, got {axis!r}")
+        if not -len(names) <= axis < len(names):
+            raise IndexError(f"shard_id: axis must be in [{-len(names)}, {len(names)}), got {axis}")
+        axis %= len(names)
+        kind = kinds[axis]
+        if kind == PROCESS and not has_context:
+            raise ValueError(f"shard_id: context must be given for {names[axis]!r}, an axis of processes, got None")
+        alike = (PROCESS,) if kind == PROCESS else (CLUSTER, BLOCK)
+        return (
+            kind,
+            shape[axis],
+            prod(n for n, k in zip(shape[axis + 1 :], kinds[axis + 1 :], strict=True) if k in alike),
+        )
+
     def rank_of(self, shard_id: int | Sequence[int]) -> int:
         """The process of a shard: coordinates along the process axes of this mesh, or their row-major number."""
         shape = self.process_shape
@@ -242,6 +264,52 @@ class device_mesh:
         for i, n in zip(coordinate, self._shape, strict=True):
             linear = linear * n + i
         return linear
+
+
+class Shard:
+    """Where `tle.remote` looks, as far as it is known at compile time.
+
+    rank: of the process, or None if that is known at run time only; then it is `offset` plus the sum of coordinate *
+        stride, where a coordinate is below its bound. linear: the shard is given as one number, not by coordinates.
+    """
+
+    def __init__(self, shard_id: Any, scope: device_mesh | None) -> None:
+        shard_id, scope = plain(shard_id), plain(scope)
+        if scope is not None and not isinstance(scope, device_mesh):
+            raise TypeError(f"remote: scope must be a device_mesh, got {scope!r}")
+        self.linear = not isinstance(shard_id, tuple)
+        if isinstance(shard_id, bool | float | str) or shard_id is None:
+            raise TypeError(f"remote: shard_id must be an int, a scalar or a tuple of them, got {shard_id!r}")
+        if scope is None and not self.linear:
+            raise ValueError("remote: scope must be given for a shard_id of coordinates, got None")
+        self.bounds = () if scope is None else scope.process_shape
+        if not self.linear and len(shard_id) != len(self.bounds):
+            raise ValueError(f"remote: shard_id must have the process axes of {scope!r}, got {len(shard_id)}")
+        known = is_int(shard_id) if self.linear else all(is_int(c) for c in shard_id)
+        self.rank = self.offset = self.strides = None
+        if known and scope is None:
+            self.rank = shard_id
+            if shard_id < 0:
+                raise ValueError(f"remote: shard_id must be >= 0, got {shard_id}")
+        elif known:
+            self.rank = scope.rank_of(shard_id)
+        elif scope is not None:
+            for c, n in () if self.linear else zip(shard_id, self.bounds, strict=True):
+                if is_int(c) and not 0 <= c < n:
+                    raise ValueError(f"remote: shard_id must be within {self.bounds}, got {c}")
+            self.offset, self.strides = scope.affine_ranks()
+
+    def __repr__(self) -> str:  # a constant to Triton: see above
+        return f"Shard{self._key()}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shard) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple:
+        return self.rank, self.linear, self.bounds, self.offset, self.strides
 
 
 def _axes(topology: Any) -> Iterator[tuple[str, int, str]]:

@@ -108,7 +108,8 @@ class ShardingSpec:
 
 
 class ShardedTensor(namedtuple("ShardedTensor", "handle sharding shape")):
-    """A tensor, or inside a kernel its pointers, with the way it lies on a mesh.
+    """A tensor with the way it lies on a mesh. Inside a kernel nothing but the checks is left of it: made of pointers,
+    it is these pointers.
 
     shape: of the whole tensor, a list of positive ints; of as many dimensions as sharding.split has.
     Raises TypeError unless sharding is a ShardingSpec, ValueError for a shape that does not fit.
@@ -116,7 +117,7 @@ class ShardedTensor(namedtuple("ShardedTensor", "handle sharding shape")):
 
     __slots__ = ()
 
-    def __new__(cls, handle: Any, sharding: ShardingSpec, shape: Sequence[int] | None = None) -> ShardedTensor:
+    def __new__(cls, handle: Any, sharding: ShardingSpec, shape: Sequence[int] | None = None) -> Any:
         sharding, shape = plain(sharding), plain(shape)
         if not isinstance(sharding, ShardingSpec):
             raise TypeError(f"make_sharded_tensor: sharding must be a ShardingSpec, got {sharding!r}")
@@ -134,6 +135,8 @@ class ShardedTensor(namedtuple("ShardedTensor", "handle sharding shape")):
                     f"make_sharded_tensor: shape must have the {len(sharding.split)} dimensions of the sharding, "
                     f"got {list(shape)}"
                 )
+        if type(handle).__module__.startswith("triton.language"):
+            return handle
         return super().__new__(cls, handle, sharding, shape)
 
 
