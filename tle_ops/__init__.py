@@ -5,6 +5,14 @@ Importing the package registers the operators. It imports neither Triton nor Til
 
 from tle_ops import _register
 from tle_ops._dispatch import backend, backends, explain
+from tle_ops.ops.distributed import (
+    all_gather_fp8,
+    distributed_barrier,
+    reduce_scatter_fp8,
+    remote,
+    remote_put,
+    ring_exchange,
+)
 from tle_ops.ops.elementwise import add, scale_cast
 from tle_ops.ops.fused import add_rms_norm_per_token_cast_fp8, rms_norm_per_token_cast_fp8, swiglu_per_token_cast_fp8
 from tle_ops.ops.moe import moe_align
@@ -29,10 +37,12 @@ __all__ = [
     "add",
     "add_rms_norm",
     "add_rms_norm_per_token_cast_fp8",
+    "all_gather_fp8",
     "backend",
     "backends",
     "compact",
     "cumsum",
+    "distributed_barrier",
     "explain",
     "extract_tile",
     "fake_quant_fp8",
@@ -48,6 +58,10 @@ __all__ = [
     "per_channel_cast_fp8",
     "per_token_cast_back",
     "per_token_cast_fp8",
+    "reduce_scatter_fp8",
+    "remote",
+    "remote_put",
+    "ring_exchange",
     "rms_norm",
     "rms_norm_per_token_cast_fp8",
     "rope",

@@ -8,6 +8,16 @@ dtypes, worded `op: argument must be this, got that`, raised before anything is 
 """
 
 from tle_ops._meta._contract import AMAX_FLOOR, CONTRACTS, FLOATS, FP8_MAX, Contract, compute_dtype
+from tle_ops._meta.distributed import (
+    all_gather_fp8,
+    distributed_barrier,
+    process_group,
+    reduce_scatter_fp8,
+    remote,
+    remote_bwd,
+    remote_put,
+    ring_exchange,
+)
 from tle_ops._meta.elementwise import add, broadcast_shape, scale_cast
 from tle_ops._meta.fused import add_rms_norm_per_token_cast_fp8, rms_norm_per_token_cast_fp8, swiglu_per_token_cast_fp8
 from tle_ops._meta.moe import moe_align, moe_slots
@@ -52,6 +62,7 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_bwd",
     "add_rms_norm_per_token_cast_fp8",
+    "all_gather_fp8",
     "block_grid",
     "broadcast_shape",
     "channel_grid",
@@ -60,6 +71,7 @@ __all__ = [
     "compute_dtype",
     "cumsum",
     "cumsum_dtype",
+    "distributed_barrier",
     "extract_tile",
     "fake_quant_fp8",
     "geglu",
@@ -80,6 +92,12 @@ __all__ = [
     "per_channel_cast_fp8",
     "per_token_cast_back",
     "per_token_cast_fp8",
+    "process_group",
+    "reduce_scatter_fp8",
+    "remote",
+    "remote_bwd",
+    "remote_put",
+    "ring_exchange",
     "rms_norm",
     "rms_norm_bwd",
     "rms_norm_per_token_cast_fp8",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tle_ops.autograd import elementwise, fused, moe, norm, quant, rope, scan, swiglu, tile, topk
+from tle_ops.autograd import distributed, elementwise, fused, moe, norm, quant, rope, scan, swiglu, tile, topk
 from tle_ops.autograd._formula import Formula
 
 FORMULAS: dict[str, Formula] = {
+    **distributed.FORMULAS,
     **elementwise.FORMULAS,
     **fused.FORMULAS,
     **moe.FORMULAS,
@@ -21,6 +22,7 @@ FORMULAS: dict[str, Formula] = {
 }
 # op -> (info, in_dims, *args) -> (outputs, out_dims)
 VMAP: dict[str, Callable] = {
+    **distributed.VMAP,
     **elementwise.VMAP,
     **fused.VMAP,
     **moe.VMAP,

@@ -44,6 +44,13 @@ CPU = {
     "moe_align": "moe_ref",
     "extract_tile": "tile_ref",
     "insert_tile": "tile_ref",
+    "remote": "distributed_ref",
+    "remote_bwd": "distributed_ref",
+    "remote_put": "distributed_ref",
+    "ring_exchange": "distributed_ref",
+    "distributed_barrier": "distributed_ref",
+    "all_gather_fp8": "distributed_ref",
+    "reduce_scatter_fp8": "distributed_ref",
 }
 
 # The default of each op, chosen by measurement (bench/results); the other backend stays selectable.
@@ -86,4 +93,11 @@ CUDA = {
     "moe_align": "moe_triton",
     "extract_tile": "tile_ref",
     "insert_tile": "tile_ref",
+    "remote": "distributed_ref",
+    "remote_bwd": "distributed_ref",
+    "remote_put": "distributed_ref",
+    "ring_exchange": "distributed_ref",
+    "distributed_barrier": "distributed_ref",
+    "all_gather_fp8": "distributed_ref",
+    "reduce_scatter_fp8": "distributed_ref",
 }

@@ -1,0 +1,250 @@
+"""The mesh of TLE on torch.distributed: its process axes are a DeviceMesh, its shardings DTensor placements."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+
+from tle_ops.distributed import _dtensor
+from tle_ops.kernels._collective import facts
+from tle_ops.kernels._group import Member, member
+from tle_ops.language.mesh import PROCESS
+from tle_ops.language.mesh import device_mesh as language_mesh
+from tle_ops.language.sharding import ShardingSpec
+
+_lock = threading.Lock()
+_meshes: dict[tuple, DeviceMesh] = {}
+_groups: dict[tuple, dist.ProcessGroup] = {}
+
+
+class device_mesh(language_mesh):
+    """`tle.device_mesh`, with the means to reach its processes: slices and reshapes are meshes of this kind too.
+
+    topology: level -> size, or level -> [(axis, size), ...]. Levels whose names contain "cluster" or "block" count
+        blocks of one device and have no part in torch.distributed; the others count processes, numbered as its ranks.
+
+    >>> mesh = device_mesh({"node": 2, "device": 4})
+    >>> mesh.torch_mesh  # on every process: a torch.distributed.DeviceMesh of shape (2, 4)
+    >>> mesh[0].get_group()  # on the processes of node 0: their process group
+    """
+
+    __slots__ = ()
+
+    def _view(self, *parts: Any) -> device_mesh:
+        mesh = object.__new__(device_mesh)
+        mesh._set(*parts, self._launch)
+        return mesh
+
+    @property
+    def torch_mesh(self) -> DeviceMesh:
+        """The process axes as a DeviceMesh. The members, and only they, must all ask for it."""
+        return torch_mesh(self)
+
+    def get_group(self) -> dist.ProcessGroup:
+        """The members' process group. The members, and only they, must all ask for it."""
+        return group_of(self)
+
+
+def _world(op: str) -> tuple[int, int]:
+    if not dist.is_available() or not dist.is_initialized():
+        raise ValueError(f"{op}: torch.distributed must be initialized, call init_process_group first")
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _ranks(op: str, mesh: language_mesh) -> tuple[int, ...]:
+    """The ranks of a mesh; this process is one of them."""
+    rank, world = _world(op)
+    if not isinstance(mesh, language_mesh):
+        raise TypeError(f"{op}: mesh must be a device_mesh, got {type(mesh).__name__}")
+    if mesh.launch_size(PROCESS) > world:
+        raise ValueError(f"{op}: {mesh!r} must have at most the {world} processes of the world")
+    if rank not in mesh.ranks:
+        raise ValueError(f"{op}: the calling process must be a member, {mesh.ranks}, got rank {rank}")
+    return mesh.ranks
+
+
+def _group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
+    """The group of these ranks, made by its members alone."""
+    if ranks == tuple(range(dist.get_world_size())):
+        return dist.group.WORLD
+    with _lock:
+        key = (id(dist.group.WORLD), ranks)
+        if key not in _groups:
+            _groups[key] = dist.new_group(list(ranks), use_local_synchronization=True)
+        return _groups[key]
+
+
+def group_of(mesh: language_mesh) -> dist.ProcessGroup:
+    return _group(tuple(sorted(_ranks("get_group", mesh))))
+
+
+def _device_type() -> str:
+    return "cuda" if "nccl" in str(dist.get_backend_config()) else "cpu"
+
+
+def torch_mesh(mesh: language_mesh, device_type: str | None = None) -> DeviceMesh:
+    """The process axes of a mesh as a torch.distributed.DeviceMesh, with their names. One per mesh: asking again gives
+    the same. The processes of the mesh, and only they, must all call this.
+
+    device_type: "cuda" or "cpu"; default: "cuda" if the default group has NCCL.
+
+    ValueError: the world is smaller than the mesh, the caller is no member, or an axis mixes processes and blocks.
+    """
+    ranks = _ranks("torch_mesh", mesh)
+    device_type = device_type or _device_type()
+    key = (id(dist.group.WORLD), mesh, device_type)
+    if key in _meshes:
+        return _meshes[key]
+    shape = mesh.process_shape or (1,)
+    names = tuple(n for n, kind in zip(mesh.dim_names, mesh.dim_kinds, strict=True) if kind == PROCESS) or ("flat",)
+    grid = torch.tensor([mesh.rank_of(i) for i in range(len(ranks))], dtype=torch.int).view(shape)
+    if len(ranks) == dist.get_world_size():
+        found = DeviceMesh(device_type, grid, mesh_dim_names=names)  # collective over the world
+    else:
+        at = (grid == dist.get_rank()).nonzero()[0].tolist()
+        lines = [grid[(*at[:d], slice(None), *at[d + 1 :])].tolist() for d in range(len(shape))]
+        groups = [_group(tuple(line)) for line in lines]
+        found = DeviceMesh.from_group(
+            groups if len(groups) > 1 else groups[0], device_type, mesh=grid, mesh_dim_names=names
+        )
+    return _meshes.setdefault(key, found)
+
+
+def placements(sharding: ShardingSpec) -> tuple[Placement, ...]:
+    """What a sharding is to DTensor: a placement for each process axis of its mesh, in the order of the mesh.
+
+    S -> Shard, P -> Partial, B -> Replicate. ValueError: an axis of blocks is split or partial, which means nothing to
+    processes, or the axes of one dimension do not follow the order of the mesh, in which DTensor divides.
+    """
+    if not isinstance(sharding, ShardingSpec):
+        raise TypeError(f"placements: sharding must be a sharding of a device_mesh, got {type(sharding).__name__}")
+    mesh = sharding.mesh
+    axes = [n for n, kind in zip(mesh.dim_names, mesh.dim_kinds, strict=True) if kind == PROCESS]
+    found: dict[str, Placement] = dict.fromkeys(axes, Replicate())
+    for dim, split in enumerate(sharding.split or ()):
+        _require_processes("split", split, axes)
+        order = [axes.index(a) for a in split]
+        if order != sorted(order):
+            raise ValueError(
+                f"sharding: the axes of dimension {dim} must be in the order of the mesh, {tuple(axes)}, got {split}"
+            )
+        found.update(dict.fromkeys(split, Shard(dim)))
+    _require_processes("partial", sharding.partial, axes)
+    found.update(dict.fromkeys(sharding.partial, Partial()))
+    return tuple(found.values()) or (Replicate(),)
+
+
+def _require_processes(what: str, names: Sequence[str], axes: list[str]) -> None:
+    for name in names:
+        if name not in axes:
+            raise ValueError(
+                f"sharding: {what} must name axes of processes, {tuple(axes)}, to become a DTensor, got {name!r}, "
+                "which counts blocks of one device and exists inside a kernel only"
+            )
+
+
+def make_sharded_tensor(
+    local: Tensor, sharding: ShardingSpec, shape: Sequence[int] | None = None, check: bool = True
+) -> DTensor:
+    """A DTensor of this process's part of a tensor.
+
+    shape: of the whole tensor; needed where the parts are not equal. check: compare shapes, dtypes and shardings across
+    the processes first.
+
+    ValueError: the part does not have the shape that the sharding gives it, or the processes differ.
+    """
+    op = "make_sharded_tensor"
+    mesh, where = torch_mesh(sharding.mesh), placements(sharding)
+    if sharding.split is not None and len(sharding.split) != local.dim():
+        raise ValueError(
+            f"{op}: local must have {len(sharding.split)} dimensions as the sharding, got {local.dim()}"
+        )
+    equal = shape is None
+    if equal:
+        shape = list(local.shape)
+        for d, p in enumerate(where):
+            if isinstance(p, Shard):
+                shape[p.dim] *= mesh.size(d)
+    want = local_shape(sharding, shape)
+    if tuple(local.shape) != want:
+        raise ValueError(f"{op}: local must have shape {list(want)}, a part of {list(shape)}, got {list(local.shape)}")
+    if check:
+        everyone = _member_of(op, sharding.mesh)
+        everyone.agree(op, {**facts(local), "shape": list(shape), "sharding": repr(sharding)})
+    strides, n = [], 1
+    for size in reversed(shape):
+        strides.insert(0, n)
+        n *= max(size, 1)
+    return DTensor.from_local(local, mesh, where, run_check=False, shape=torch.Size(shape), stride=tuple(strides))
+
+
+def _member_of(op: str, mesh: language_mesh) -> Member:
+    return member(op, group_of(mesh).group_name)
+
+
+def local_shape(sharding: ShardingSpec, shape: Sequence[int], rank: int | None = None) -> tuple[int, ...]:
+    """The shape of the part that rank (default: this process) has of a tensor of `shape`."""
+    return tuple(stop - start for start, stop in local_slices(sharding, shape, rank))
+
+
+def local_slices(sharding: ShardingSpec, shape: Sequence[int], rank: int | None = None) -> tuple[tuple[int, int], ...]:
+    """Per dimension the first index and the one after the last that rank (default: this process) has of a tensor of
+    `shape`: divided by one axis after another, in pieces of ceil(size / processes) as torch.chunk does."""
+    where, mesh = placements(sharding), sharding.mesh
+    ranks = _in_order(mesh)
+    rank = dist.get_rank() if rank is None else rank
+    if rank not in ranks:
+        raise ValueError(f"local_slices: rank must be a member, {ranks}, got {rank}")
+    number, sizes = ranks.index(rank), mesh.process_shape or (1,)
+    found = [(0, n) for n in shape]
+    coordinates = []
+    for n in reversed(sizes):
+        number, c = divmod(number, n)
+        coordinates.insert(0, c)
+    for p, n, c in zip(where, sizes, coordinates, strict=True):
+        if isinstance(p, Shard):
+            start, stop = found[p.dim]
+            piece = -(-(stop - start) // n)
+            found[p.dim] = (min(start + c * piece, stop), min(start + (c + 1) * piece, stop))
+    return tuple(found)
+
+
+def _in_order(mesh: language_mesh) -> list[int]:
+    return [mesh.rank_of(i) for i in range(len(mesh.ranks))]
+
+
+def distribute(whole: Tensor, sharding: ShardingSpec) -> DTensor:
+    """A DTensor of a tensor that every process has whole. ValueError for a sharding with partial axes."""
+    if sharding.partial:
+        raise ValueError(f"distribute: the sharding must have no partial axes, got {sharding.partial}")
+    return distribute_tensor(whole, torch_mesh(sharding.mesh), placements(sharding), src_data_rank=None)
+
+
+def reshard(x: DTensor, sharding: ShardingSpec) -> DTensor:
+    """x in another sharding of its mesh: gathered, scattered or summed, whatever it takes. Differentiable; FP8 codes
+    travel as bytes."""
+    if not isinstance(x, DTensor):
+        raise TypeError(f"reshard: x must be a DTensor, got {type(x).__name__}")
+    mesh, where = torch_mesh(sharding.mesh), placements(sharding)
+    if mesh != x.device_mesh:
+        raise ValueError(f"reshard: the sharding must be of the mesh of x, {x.device_mesh}, got {mesh}")
+    for now, then in zip(x.placements, where, strict=True):
+        if then.is_partial() and not now.is_partial():
+            raise ValueError(f"reshard: an axis can become partial of itself alone, got {now} to {then}")
+    if sharding.split is not None and len(sharding.split) != x.dim():
+        raise ValueError(f"reshard: the sharding must have the {x.dim()} dimensions of x, got {len(sharding.split)}")
+    return _dtensor.redistribute(x, where)
+
+
+def forget_meshes() -> None:
+    """Drop the DeviceMeshes and groups that meshes made; the groups live on while somebody uses them."""
+    with _lock:
+        _meshes.clear()
+        _groups.clear()
