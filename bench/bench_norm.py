@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from bench.check import Tolerance
-from bench.harness import Case
+from bench.harness import Case, wide_op
 
 BF16, EPS = torch.bfloat16, 1e-6
 TOLERANCES = {"tolerance": Tolerance(ulps=1), "peer_tolerance": Tolerance(ulps=4)}
@@ -44,6 +44,12 @@ def eager_add_rms_bwd(dy, dresidual, residual, weight, eps, offset, dweight_dtyp
     return dx.to(BF16), (dy * normed).sum(0).to(dweight_dtype)
 
 
+def wide_add_rms(dtype, x, residual, weight, eps):
+    """The sum is rounded whatever the norm is computed in."""
+    residual = x + residual
+    return wide_op("rms_norm")(dtype, residual, weight, eps), residual
+
+
 def liger_add_rms(m, x, residual, weight, eps):
     return m.LigerFusedAddRMSNormFunction.apply(x, residual, weight, eps, 0.0, "gemma")
 
@@ -54,7 +60,9 @@ LIGER_LAYER = {"Liger": lambda m, *args: m.LigerLayerNormFunction.apply(*args)}
 
 
 def case(op, M, N, inputs, eager, peers=None, us=None, earlier=None, **more):
-    return Case(op, f"{M}x{N}", (M, N), inputs, eager, peers or {}, {}, us, earlier or {}, **(TOLERANCES | more))
+    wide = wide_add_rms if op == "add_rms_norm" else wide_op(op) if not op.endswith("_bwd") else None
+    more = TOLERANCES | {"wide": wide} | more
+    return Case(op, f"{M}x{N}", (M, N), inputs, eager, peers or {}, {}, us, earlier or {}, **more)
 
 
 CASES = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from bench.check import Tolerance
-from bench.harness import Case
+from bench.harness import Case, wide_op
 
 
 def heads(shape, device):
@@ -31,7 +31,9 @@ CASES = [
         target_us=us,
         earlier={"Liger (in place)": liger},
         quick=T == 8192,
-        tolerance=Tolerance(ulps=1),  # a kernel may fuse a multiplication and an addition
+        tolerance=Tolerance(ulps=1),
+        peer_tolerance=Tolerance(ulps=4),
+        wide=wide_op("rope"),
     )
     for T, us, liger in ((8192, 47, 46.8), (32768, 170, 174))
 ]

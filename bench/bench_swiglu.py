@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from bench.check import Tolerance
-from bench.harness import Case
+from bench.harness import Case, wide_op
 
 BF16 = torch.bfloat16
-ROUNDED = Tolerance(ulps=1)  # exp and erf differ in the last bits, and then a rounding may go the other way
+ROUNDED = Tolerance(ulps=1)
 
 
 def normal(count):
@@ -37,7 +37,7 @@ def packed(eager):
 def case(op, M, H, inputs, eager, peers=None, us=None, earlier=None, **more):
     width = 2 * H if op.endswith("packed") else H
     label = f"{M}x(2x{H})"
-    tolerances = {"tolerance": ROUNDED, "peer_tolerance": Tolerance(ulps=4)}
+    tolerances = {"tolerance": ROUNDED, "peer_tolerance": Tolerance(ulps=4), "wide": wide_op(op)}
     return Case(op, label, (M, width), inputs, eager, peers or {}, {}, us, earlier or {}, **tolerances, **more)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import tle_ops
-from bench.check import EXACT, PEER, Tolerance, judge, outputs
+from bench.check import EXACT, PEER, Tolerance, Truth, judge, outputs, truths
 from bench.timing import GRAPH_CALLS, CpuTimer, CudaTimer
 from tle_ops.kernels import CUDA
 
@@ -42,6 +42,7 @@ class Case:
     tolerance: Tolerance = EXACT  # of this package's kernels
     peer_tolerance: Tolerance = PEER
     rowwise: bool = True  # the first rows of the outputs depend on those of the inputs alone
+    wide: Callable[..., Any] | None = None  # dtype, *args -> the outputs computed in it: see check.truths
     canonical: Callable[[tuple, Any], Any] | None = None  # args, outputs -> what must agree, where an order is free
     nbytes: Callable[[tuple, Any], int] | None = None  # args, outputs -> traffic, where it is not every tensor once
 
@@ -113,9 +114,11 @@ def reference(case: Case, args: tuple) -> Any:
         want = op(*args)
     if case.rowwise and outputs(want)[0].is_cuda:
         rows = min(args[0].shape[0], 256 if args[0].dim() > 1 else 1 << 20)
-        part = outputs(op(*(_head(a, args[0], rows) for a in args)))
+        first = tuple(_head(a, args[0], rows) for a in args)
+        part = outputs(op(*first))
         head = [w[: p.shape[0]].cpu().contiguous() for w, p in zip(outputs(want), part, strict=True)]
-        verdict = judge(head, [p.contiguous() for p in part], case.tolerance)
+        truth = truths(case.wide, first) if case.wide else None
+        verdict = judge(head, [p.contiguous() for p in part], case.tolerance, truth)
         if not verdict.ok:
             raise RuntimeError(f"{case}: the reference on {args[0].device} is not the one on the CPU: {verdict.why}")
     return want
@@ -161,16 +164,17 @@ def _run(case, timer, device, peers, built_in, reps) -> dict[str, Any]:
         "variants": {},
     }
     want = canonical(case, args, want)
+    truth = truths(case.wide, args) if case.wide else None
     ready = {}
     for v in variants(case, peers, built_in, device):
         result = {"ours": v.ours, "default": v.default, "method": "graph" if v.graph else "call"}
         row["variants"][v.name] = result
         call = functools.partial(v.call, *args)
-        if _check(case, args, call, want, v, result):
+        if _check(case, args, call, want, truth, v, result):
             ready[v.name] = (v, call)
     _time(row, ready, timer, device, reps)
     for name, (v, call) in ready.items():  # again: a race may show only now
-        _check(case, args, call, want, v, row["variants"][name])
+        _check(case, args, call, want, truth, v, row["variants"][name])
     return row
 
 
@@ -178,10 +182,28 @@ def canonical(case: Case, args: tuple, result: Any) -> Any:
     return case.canonical(args, result) if case.canonical else result
 
 
-def _check(case: Case, args: tuple, call: Callable, want: Any, v: Variant, result: dict[str, Any]) -> bool:
+def wide_op(op: str) -> Callable[..., Any]:
+    """For `Case.wide`: the op itself, given its tensors in dtype."""
+
+    def call(dtype: torch.dtype, *args: Any) -> Any:
+        with tle_ops.backend("ref"):
+            return getattr(torch.ops.tle, op)(*(a.to(dtype) if isinstance(a, Tensor) else a for a in args))
+
+    return call
+
+
+def _check(
+    case: Case,
+    args: tuple,
+    call: Callable,
+    want: Any,
+    truth: tuple[Truth, ...] | None,
+    v: Variant,
+    result: dict[str, Any],
+) -> bool:
     """Note in `result` whether the variant is right. Where it is not, no time may stay there."""
     try:
-        verdict = judge(canonical(case, args, call()), want, v.tolerance)
+        verdict = judge(canonical(case, args, call()), want, v.tolerance, truth)
     except Exception as e:  # a peer may refuse a shape, a kernel may be missing: the table says so
         result.update(status="error", detail=f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e) else ''}")
     else:

@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 import tle_ops
 from bench import check, harness, peers, readme, report, timing
 from bench.__main__ import families, main, parse, select
-from bench.check import PEER, Tolerance, judge
+from bench.check import PEER, Tolerance, judge, truths
 from bench.harness import Case, run_case, shrink, tensor_bytes
 from tle_ops import _meta
 
@@ -143,6 +143,29 @@ def test_codes_in_order():
     steps = check._ordered(by_value).diff()
     assert steps.eq(0).sum() == 1  # -0 and 0
     assert steps.sort().values[1:].eq(1).all()
+
+
+def test_judge_against_the_truth():
+    """Two right results that rounded a tie in different ways pass; an error of the float32 arithmetic's size in a sum
+    that cancels, too; a wrong element does not."""
+
+    def wide(dtype, x, y):
+        return x.to(dtype) * 3 + y.to(dtype)
+
+    x = torch.randn(1000).bfloat16()
+    y = -3 * x.float() + torch.randn(1000) * 1e-3  # cancels: float32 leaves 1e-7 of what is about 1e-3
+    truth = truths(wide, (x, y))
+    assert 0 < truth[0].slack < 2e-6
+    want = wide(torch.float32, x, y).bfloat16()
+    other = (wide(torch.float64, x, y) + truth[0].slack / 2).bfloat16()
+    assert not torch.equal(want, other)
+    assert judge(other, want, Tolerance(ulps=1), truth).ok
+    wrong = other.clone()
+    wrong[7] *= 1.02
+    assert not judge(wrong, want, Tolerance(ulps=1), truth).ok
+    q, scales = quantized()
+    truth = truths(lambda dtype: (q, scales.to(dtype)), ())
+    assert judge((q, scales), (q.roll(1, 0), scales), Tolerance(ulps=1), truth).ok  # codes, too, are the truth's
 
 
 def test_judge_floats():
