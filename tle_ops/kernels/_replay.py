@@ -1,10 +1,11 @@
 """Calls that are worked out once and then replayed: what keeps an eager call cheap.
 
 The contract, the geometry and the choice of a compiled kernel depend on shapes, strides, dtypes, alignment, device and
-plain arguments alone. So if a call came down to one launch over its own inputs and outputs, the same metadata again
-means the same launch: allocate, launch, done, in half the time. Other calls (copies, two launches, a device that is
-not the current one, one tensor given twice) are worked out every time. Only launches are seen here: a launcher that
-touches its outputs in another way as well, say to zero them first, must not be replayed.
+plain arguments alone. So if a call came down to one launch over its own inputs and outputs, or to several over these
+and memory from `scratch`, the same metadata again means the same launches: allocate, launch, done, in half the time.
+Other calls (copies, memory from elsewhere, a device that is not the current one, one tensor given twice) are worked out
+every time. Only launches are seen here: a launcher that touches its outputs or its scratch in another way as well, say
+to zero them first, must not be replayed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Launch(NamedTuple):
 class _Replay(NamedTuple):
     outputs: list[tuple]  # shape, strides, dtype of each
     single: bool  # one tensor, not a tuple
-    fire: Callable  # (tensors, their addresses), inputs before outputs
+    scratch: list[int]  # bytes of each piece
+    fire: Callable  # (tensors, their addresses): inputs, outputs, scratch
 
 
 def record(launch: Launch) -> None:
@@ -50,6 +52,20 @@ def record(launch: Launch) -> None:
     launches = getattr(_recorder, "launches", None)
     if launches is not None:
         launches.append(launch)
+
+
+def scratch(device: torch.device, *sizes: tuple[int, torch.dtype]) -> list[Tensor]:
+    """Uninitialised tensors [n] for a launcher's own use, in one allocation. A launcher that takes all its memory here
+    is replayed with several launches as well."""
+    ends = [0]
+    for n, dtype in sizes:
+        ends.append(ends[-1] + -(-n * dtype.itemsize // 256) * 256)
+    whole = torch.empty(ends[-1], dtype=torch.uint8, device=device)
+    views = [whole[b : b + n * t.itemsize].view(t) for b, (n, t) in zip(ends, sizes, strict=False)]
+    pieces = getattr(_recorder, "scratch", None)
+    if pieces is not None:
+        pieces.append((ends[-1], list(zip(views, ends, strict=False))))
+    return views
 
 
 def replayed(launcher: Callable) -> Callable:
@@ -74,7 +90,9 @@ def replayed(launcher: Callable) -> Callable:
             return None
         outputs = [_empty(*description) for description in known.outputs]
         tensors += outputs
-        pointers += [t.data_ptr() for t in outputs]
+        if known.scratch:
+            tensors += [_empty((n,), (1,), torch.uint8) for n in known.scratch]
+        pointers += [t.data_ptr() for t in tensors[len(pointers) :]]
         known.fire(tensors, pointers)
         return outputs[0] if known.single else tuple(outputs)
 
@@ -92,21 +110,27 @@ def replayed(launcher: Callable) -> Callable:
 def _work_out(launcher: Callable, args: tuple, replays: dict[tuple, _Replay]) -> Any:
     """Call the launcher, and remember the call if it can be replayed."""
     device = current_device()
-    outer = getattr(_recorder, "launches", None)
-    _recorder.launches = launches = []
+    outer = getattr(_recorder, "launches", None), getattr(_recorder, "scratch", None)
+    _recorder.launches, _recorder.scratch = launches, pieces = [], []
     try:
         result = launcher(*args)
     finally:
-        _recorder.launches = outer
-    if outer is not None:
-        outer.extend(launches)
+        _recorder.launches, _recorder.scratch = outer
+    if outer[0] is not None:
+        outer[0].extend(launches)
+        outer[1].extend(pieces)
     outputs = [result] if isinstance(result, Tensor) else list(result)
     tensors = [*(a for a in args if isinstance(a, Tensor)), *outputs]
-    position = {id(t): i for i, t in enumerate(tensors)}
+    position = {id(t): f"[{i}]" for i, t in enumerate(tensors)}
+    distinct = len(position) == len(tensors)
+    for i, (_, views) in enumerate(pieces, len(tensors)):
+        position.update((id(t), f"[{i}] + {offset}") for t, offset in views)
     if (
-        len(launches) != 1
-        or len(position) != len(tensors)
-        or any(isinstance(a, Tensor) and id(a) not in position for a in launches[0].arguments)
+        not launches
+        or (len(launches) > 1 and not pieces)
+        or not distinct
+        or any(isinstance(a, Tensor) and id(a) not in position for launch in launches for a in launch.arguments)
+        or any(pieces and not launch.by_pointer for launch in launches)
         or any(t.get_device() != device for t in tensors)
         or any(t.numel() == 0 for t in outputs)
     ):
@@ -119,21 +143,27 @@ def _work_out(launcher: Callable, args: tuple, replays: dict[tuple, _Replay]) ->
     replays[tuple(key)] = _Replay(
         [(tuple(t.shape), t.stride(), t.dtype) for t in outputs],
         isinstance(result, Tensor),
-        _fire(launches[0], position, device),
+        [n for n, _ in pieces],
+        _fire(launches, position, device),
     )
     return result
 
 
-def _fire(launch: Launch, position: dict[int, int], device: int) -> Callable:
-    """The launch as a function of the tensors: its call written out, which is quicker than putting lists together."""
-    names: dict[str, Any] = {"function": launch.function, "stream": current_stream}
-    words = []
-    for i, a in enumerate(launch.arguments):
-        if isinstance(a, Tensor):
-            words.append(f"{'pointers' if launch.by_pointer else 'tensors'}[{position[id(a)]}]")
-        elif a is STREAM:
-            words.append(f"stream({device})")
-        else:
-            names[f"a{i}"] = a
-            words.append(f"a{i}")
-    return eval(f"lambda tensors, pointers: function({', '.join(words)})", names)
+def _fire(launches: list[Launch], position: dict[int, str], device: int) -> Callable:
+    """The launches as a function of the tensors: their calls written out, which is quicker than putting lists
+    together."""
+    names: dict[str, Any] = {"current": current_stream}
+    calls = []
+    for i, launch in enumerate(launches):
+        names[f"function{i}"] = launch.function
+        words = []
+        for j, a in enumerate(launch.arguments):
+            if isinstance(a, Tensor):
+                words.append(f"{'pointers' if launch.by_pointer else 'tensors'}{position[id(a)]}")
+            elif a is STREAM:
+                words.append("stream")
+            else:
+                names[f"a{i}_{j}"] = a
+                words.append(f"a{i}_{j}")
+        calls.append(f"function{i}({', '.join(words)})")
+    return eval(f"lambda tensors, pointers: (lambda stream: ({', '.join(calls)},))(current({device}))", names)

@@ -40,21 +40,24 @@ class Kernel:
         constants: tuple,
         num_warps: int = 4,
         maxnreg: int | None = None,
+        pdl: bool = False,
     ) -> None:
-        """Launch `grid` programs on the current stream of the first tensor's device."""
+        """Launch `grid` programs on the current stream of the first tensor's device. pdl: they may start before the
+        launch ahead of this one has ended (programmatic dependent launch), and wait for it with `gdc_wait`."""
         if INTERPRETED:
             self.fn[(grid,)](*tensors, *scalars, *constants)
             return
         index = tensors[0].get_device()
         if index != current_device():
             with torch.cuda.device(index):
-                self(grid, tensors, scalars, constants, num_warps, maxnreg)
+                self(grid, tensors, scalars, constants, num_warps, maxnreg, pdl)
             return
         pointers = [t.data_ptr() for t in tensors]
-        key = (index, num_warps, maxnreg, constants, *(t.dtype for t in tensors), *(p & 15 == 0 for p in pointers))
+        key = (index, num_warps, maxnreg, pdl, constants, *(t.dtype for t in tensors), *(p & 15 == 0 for p in pointers))
         variant = self.variants.get(key)
         if variant is None:
-            options = {"num_warps": num_warps} if maxnreg is None else {"num_warps": num_warps, "maxnreg": maxnreg}
+            options = {"maxnreg": maxnreg, "launch_pdl": pdl}
+            options = {"num_warps": num_warps, **{name: value for name, value in options.items() if value}}
             variant = self.fn[(grid,)](*tensors, *scalars, *constants, **options)
             self.variants[key] = variant
         else:
