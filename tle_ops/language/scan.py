@@ -46,12 +46,13 @@ def cumsum(input, axis: tl.constexpr = 0, reverse: tl.constexpr = False, dtype: 
     tl.static_assert(len(input.shape) < 2, "cumsum: input must be a block of one dimension")
     tl.static_assert(axis == 0 or axis == -1, "cumsum: axis must be 0")
     total = v if len(input.shape) == 0 else tl.sum(v, 0).to(v.dtype)
+    zeros = (v < v).to(v.dtype)  # also of a NaN; tl.zeros_like has no layout to give in a Gluon kernel
     if len(input.shape) == 0:
-        exclusive = tl.zeros_like(v)
+        exclusive = zeros
     elif v.dtype.is_floating():
         # A scan of pairs costs twice the shuffles of a plain one and needs no trip through shared memory, as shifting
         # its result by one lane would.
-        exclusive, _ = tl.associative_scan((tl.zeros_like(v), v), 0, join, reverse=reverse)
+        exclusive, _ = tl.associative_scan((zeros, v), 0, join, reverse=reverse)
     else:
         exclusive = tl.associative_scan(v, 0, plus, reverse=reverse) - v
     return exclusive, total
