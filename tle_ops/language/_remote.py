@@ -154,7 +154,7 @@ def _row_major_stride(shard, d):
 @triton.jit
 def _rank(shard_id, shard: tl.constexpr):
     if shard.rank is not None:
-        return shard.rank
+        return tl.full((), shard.rank, tl.int32)
     elif shard.strides is None:
         return shard_id
     else:
