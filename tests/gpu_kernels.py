@@ -131,3 +131,42 @@ def float_add(x_ptr, i_ptr, out_ptr, N: gl.constexpr, BINS: gl.constexpr):
     tl.store(tle.gpu.local_ptr(buf), 0)
     tl.atomic_add(tle.gpu.local_ptr(buf, (tl.load(i_ptr + k),)), tl.load(x_ptr + k))
     tl.store(out_ptr + tl.arange(0, BINS), tl.load(tle.gpu.local_ptr(buf)))
+
+
+@gluon.jit
+def sentinels(x_ptr, sums_ptr, out_ptr, bad_ptr, n, N: gl.constexpr, CAPACITY: gl.constexpr, SCATTER: gl.constexpr):
+    """Buffers that live all the while, among those that a pipe, cumsums, gathers and scatters work on: each round, how
+    many of their elements have changed."""
+    L: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    k = gl.arange(0, N, L)
+    first = tle.gpu.alloc([N], tl.int32)
+    buf = tle.gpu.alloc([CAPACITY, N], tl.float32)
+    second = tle.gpu.alloc([N], tl.int32)
+    places = tle.gpu.alloc([N], tl.float32)
+    third = tle.gpu.alloc([N], tl.int32)
+    tl.store(tle.gpu.local_ptr(first), k * 3 + 1)
+    tl.store(tle.gpu.local_ptr(second), k * 5 + 2)
+    tl.store(tle.gpu.local_ptr(third), k * 7 + 3)
+    tl.store(tle.gpu.local_ptr(places), 0)
+    pipe = tle.pipe(capacity=CAPACITY, x=buf)
+    writer = pipe.writer()
+    reader = pipe.reader()
+    for it in range(n):
+        slot = writer.acquire(it)
+        tl.store(tle.gpu.local_ptr(slot.x), tl.load(x_ptr + it * N + k))
+        writer.commit(it)
+        x = tl.load(tle.gpu.local_ptr(reader.wait(it).slot.x), layout=L)
+        exclusive, total = tle.cumsum(x)
+        count, _ = tle.cumsum((x > 0).to(tl.int32))
+        if SCATTER:
+            tl.store(tle.gpu.local_ptr(places, ((k + it) % N,)), exclusive)
+        else:
+            tl.store(tle.gpu.local_ptr(places), exclusive)
+        turned = tl.load(tle.gpu.local_ptr(places, ((k * 5 + it) % N,)))
+        reader.release(it)
+        tl.store(sums_ptr + it * N + k, exclusive + count + total)
+        tl.store(out_ptr + it * N + k, turned)
+        bad = (tl.load(tle.gpu.local_ptr(first), layout=L) != k * 3 + 1).to(tl.int32)
+        bad += (tl.load(tle.gpu.local_ptr(second), layout=L) != k * 5 + 2).to(tl.int32)
+        bad += (tl.load(tle.gpu.local_ptr(third), layout=L) != k * 7 + 3).to(tl.int32)
+        tl.store(bad_ptr + it, gl.sum(bad, 0))

@@ -1,8 +1,10 @@
-"""tle.pipe on a GPU."""
+"""tle.pipe: compiled for sm_90 everywhere, and run on a GPU. (Its protocol on the host: test_language_pipe_protocol.py;
+its errors: test_language_gpu.py.)"""
 
 import pytest
 import torch
 
+from tests import gluon_build
 from tests.conftest import CUDA
 from tests.table import assert_same_bits
 
@@ -17,6 +19,23 @@ CAPACITIES = (1, 2, 3, 4, 5, 7, 8)
 
 def unset(x):
     return torch.full_like(x, torch.nan)
+
+
+# --- compiled ---------------------------------------------------------------------------------------------------------
+def test_kernels_compile_for_sm_90():
+    """Every form of a pipe. No spills, no division of a run-time iteration, and before each arrival of one thread for
+    its role a barrier of the role."""
+    lines = gluon_build.built("pipes")
+    assert len(lines) > 15
+    for name, line in lines.items():
+        assert "error" not in line, f"{name}: {line['error']}"
+        assert line["cubin"] > 0, name
+        assert line["waits"] > 0, name
+        assert line["arrivals"] > 0, name
+        assert line["spilled"] == line["divisions"] == line["unordered"] == 0, f"{name}: {line}"
+        assert (line["tma"] > 0) == name.startswith(("tma", "mixed")), name
+        assert (line["cp_async_arrivals"] > 0) == name.startswith(("cp.async", "mixed")), name
+        assert (line["roles"] > 0) == name.startswith(("two", "tma", "cp.async", "mixed", "close", "cursor")), name
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ class Struct(core.base_value):
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and name in self._values:
             return self._values[name]
-        raise AttributeError(f"{type(self).__name__} has no {name!r}, it has {', '.join(self._public())}")
+        raise AttributeError(f"{type(self).__name__} has no member {name}, it has {', '.join(self._public())}")
 
     def _public(self) -> list[str]:
         return [name for name in self._values if not name.startswith("_")]

@@ -183,7 +183,7 @@ def local_ptr(buf, indices=None, _semantic=None):
         else:
             _require(
                 isinstance(i, core.tensor) and i.dtype.is_int() and not i.dtype.is_int1(),
-                f"local_ptr: indices must be integers, got {i.dtype if isinstance(i, core.tensor) else i!r}",
+                f"local_ptr: indices must be integers, got {str(i.dtype) if isinstance(i, core.tensor) else repr(i)}",
                 TypeError,
             )
     tensors = [s.to_tensor(unwrapped(i)) for i in indices]
