@@ -155,7 +155,15 @@ def missing_toolchain() -> str:
 
 
 # --- the bodies that _register hands to the dispatcher ---------------------------------------------------------------
-def cpu_body(op: str, contract: _meta.Contract) -> Callable:
+def refuse_none(op: str, schema: torch._C.FunctionSchema, args: tuple[Any, ...]) -> None:
+    """TypeError if an argument that must be a tensor is None: the dispatcher lets None through. Called where that has
+    failed already, so that it costs nothing."""
+    for argument, value in zip(schema.arguments, args, strict=False):
+        if value is None and str(argument.type) == "Tensor":
+            raise TypeError(f"{op}: {argument.name} must be a tensor, got None")
+
+
+def cpu_body(op: str, contract: _meta.Contract, schema: torch._C.FunctionSchema) -> Callable:
     """The contract's checks, then the reference."""
     check = contract.fn
     for table, name in ((CPU, "CPU"), (CUDA, "CUDA")):
@@ -164,7 +172,11 @@ def cpu_body(op: str, contract: _meta.Contract) -> Callable:
     module = CPU[op]
 
     def body(*args):
-        return _own(op, check(*args), _kernel(module, op)(*args))
+        try:
+            return _own(op, check(*args), _kernel(module, op)(*args))
+        except AttributeError:
+            refuse_none(op, schema, args)
+            raise
 
     return body
 
@@ -191,25 +203,29 @@ def cuda_body(op: str, schema: torch._C.FunctionSchema) -> Callable:
 
     def body(*args):
         nonlocal default, replay
-        forced = _forced  # read once: another thread may change it
-        if default is not None and forced is None:
-            if replay is not None and (result := replay(args)) is not None:
-                return result
-            for i in positions:
-                if i < len(args) and _dtype(args[i]) in _REF_DTYPES:
-                    break
-            else:
-                return default(*args)
-        choice = _choose(op, args, forced)
-        kernel = _kernel(choice.module, op)
-        if choice.backend == "ref":
-            with torch.no_grad():  # a non-differentiable op comes here with autograd on
-                return _own(op, _meta.CONTRACTS[op].fn(*args), kernel(*args))
-        if forced is None:
-            if choice.module != CUDA[op]:
-                _warn_once(f"tle_ops: {choice}")
-            default, replay = kernel, getattr(kernel, "replay", None)
-        return kernel(*args)
+        try:
+            forced = _forced  # read once: another thread may change it
+            if default is not None and forced is None:
+                if replay is not None and (result := replay(args)) is not None:
+                    return result
+                for i in positions:
+                    if i < len(args) and _dtype(args[i]) in _REF_DTYPES:
+                        break
+                else:
+                    return default(*args)
+            choice = _choose(op, args, forced)
+            kernel = _kernel(choice.module, op)
+            if choice.backend == "ref":
+                with torch.no_grad():  # a non-differentiable op comes here with autograd on
+                    return _own(op, _meta.CONTRACTS[op].fn(*args), kernel(*args))
+            if forced is None:
+                if choice.module != CUDA[op]:
+                    _warn_once(f"tle_ops: {choice}")
+                default, replay = kernel, getattr(kernel, "replay", None)
+            return kernel(*args)
+        except AttributeError:
+            refuse_none(op, schema, args)
+            raise
 
     return body
 

@@ -3,7 +3,7 @@
 One op gets: its schema; one body per device; a fake implementation (the contract itself); ONE Autograd-key kernel,
 generated from the schema; and, where there is a rule, vmap. The generated kernel has three ways out:
 
-- a gradient is needed: `apply` of an autograd Function that also works inside torch.func and under forward-mode AD;
+- a gradient may be needed: `apply` of an autograd Function that also works inside torch.func and under forward-mode AD;
 - a tensor with no dispatch key besides {CPU | CUDA, Autograd<device>}: straight to the device body, which saves the
   second trip through the dispatcher. It is an allow-list: FakeTensor, dispatch modes, subclasses, functorch levels,
   lazy negation and meta all add or change a key and take the next way;
@@ -15,6 +15,7 @@ gradient path, twice the overhead, no torch.func.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable
@@ -25,6 +26,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import _C
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd.function import _SingleLevelFunction
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from tle_ops import _dispatch, _meta
 from tle_ops.autograd import FORMULAS, VMAP, Formula
@@ -41,6 +43,8 @@ _PLAIN = {
 }
 
 # Names of the generated code start with an underscore, so that no argument of a schema can shadow them.
+# A tensor that is not plain may carry a tangent that Python does not see (torch.compile enters forward-mode AD below
+# `forward_ad`), so it always goes through the Function.
 _KERNEL = """
 def _run_plain(_device, {call}):
     return _bodies[_device]({call})
@@ -50,18 +54,24 @@ def _run_below(_keys, {call}):
         return _redispatch(_keys & _after_autograd, {call})
 
 def _kernel(_keys, {signature}):
-    _device = _plain.get(_keys.raw_repr())
-    if _differentiable and ((_grad_enabled() and ({needs_grad})) or _forward_ad._current_level >= 0):
-        if _device is not None:
-            return _apply({call}, _run_plain, _device)
-        if _functorch_level() is None:
-            return _apply({call}, _run_below, _keys)
-        with _single_level():
-            return _apply({call}, _run_below, _keys)
-    if _device == "CUDA" or _device is not None and (_differentiable or not _grad_enabled()):
-        return _bodies[_device]({call})  # kernels record no graph; the reference on the CPU would
-    with _no_grad():
-        return _bodies[_device]({call}) if _device is not None else _run_below(_keys, {call})
+    try:
+        _device = _plain.get(_keys.raw_repr())
+        if _differentiable and (
+            _device is None or (_grad_enabled() and ({needs_grad})) or _forward_ad._current_level >= 0
+        ):
+            if _device is not None:
+                return _apply({call}, _run_plain, _device)
+            if _functorch_level() is None:
+                return _apply({call}, _run_below, _keys)
+            with _single_level():
+                return _apply({call}, _run_below, _keys)
+        if _device == "CUDA" or _device is not None and (_differentiable or not _grad_enabled()):
+            return _bodies[_device]({call})  # kernels record no graph; the reference on the CPU would
+        with _no_grad():
+            return _bodies[_device]({call}) if _device is not None else _run_below(_keys, {call})
+    except AttributeError:
+        _refuse_none(({call},))
+        raise
 """
 
 
@@ -174,6 +184,7 @@ def _register_autograd(
         _BelowAutograd=_C._AutoDispatchBelowAutograd,
         _single_level=enable_single_level_autograd_function,
         _functorch_level=_C._functorch.peek_interpreter_stack,
+        _refuse_none=functools.partial(_dispatch.refuse_none, name, op._schema),
     )
     if formula is not None:
         env["_apply"] = _function(name, formula).apply
@@ -222,18 +233,33 @@ def _per_sample(contract: _meta.Contract, rule: Callable) -> Callable:
     return checked
 
 
+def _spell_out_dtypes(op: torch._ops.OpOverload, parameters: dict[str, inspect.Parameter]) -> None:
+    """Defaults that are dtypes are written into traced graphs. The dispatcher drops arguments that equal the schema's
+    default, and AOTInductor restores them from the schema, where a dtype is a number, which its loader then refuses
+    ("to have serialized argument type as_scalar_type"; torch 2.11 to 2.14)."""
+    defaults = [p.default for p in parameters.values()]
+    if not any(isinstance(d, torch.dtype) for d in defaults):
+        return
+
+    def traced(mode: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return mode.__torch_dispatch__(func, types, (*args, *defaults[len(args) :]), kwargs or {})
+
+    torch.library.register_torch_dispatch(op, ProxyTorchDispatchMode, traced, lib=LIB)
+
+
 def register(name: str, contract: _meta.Contract, formula: Formula | None) -> None:
     op = _define(name, contract.schema)
     if op is None:
         return
     parameters = _parameters(name, contract, op._schema)
-    bodies = {"CPU": _dispatch.cpu_body(name, contract), "CUDA": _dispatch.cuda_body(name, op._schema)}
+    bodies = {"CPU": _dispatch.cpu_body(name, contract, op._schema), "CUDA": _dispatch.cuda_body(name, op._schema)}
     for device, body in bodies.items():
         if PUBLIC_AUTOGRAD and formula is None:  # or the aten ops inside would record a graph
             body = torch.no_grad()(body)
         bodies[device] = _skip_dynamo(body)
         LIB.impl(name, bodies[device], device)
     torch.library.register_fake(op, contract.fn, lib=LIB)
+    _spell_out_dtypes(op, parameters)
     _register_autograd(name, op, formula, bodies, parameters)
     if name in VMAP:
         torch.library.register_vmap(op, _per_sample(contract, VMAP[name]), lib=LIB)

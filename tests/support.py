@@ -1,0 +1,143 @@
+"""Writes the support matrix, docs/support.md: every operator under everything that PyTorch does to one.
+
+    python -m tests.support run --device cuda --out docs/support/cuda.json
+    python -m tests.support table
+
+The first command checks (a few minutes) and keeps what it saw; the second makes the page of what was kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+
+import torch
+
+from tests.support_checks import AT_ONCE, COLUMNS, EACH, PUBLIC, Call
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "support.md"
+YES = "yes"
+MEANING = {
+    "eager": "right, and the same bits twice",
+    "inference_mode": "the same bits under `torch.inference_mode()`",
+    "compile, static": "`torch.compile(fullgraph=True, dynamic=False)` by Inductor: the same bits, three calls",
+    "compile, dynamic": "the same with `dynamic=True`",
+    "compile, training": "forward and backward of a region with the op in it, compiled as one graph; an op that is not "
+    "differentiable does not break it",
+    "reduce-overhead": '`torch.compile(mode="reduce-overhead")`: CUDA graphs by PyTorch',
+    "CUDA graph": "captured; the outputs are overwritten; replayed: the same bits",
+    "export": "`torch.export`, saved, loaded: the same bits",
+    "vmap": "as the calls of the samples one by one",
+    "jvp": "`torch.func.jvp`: the tangent that the gradient gives",
+    "jvp, compiled": "the same inside `torch.compile(fullgraph=True)`",
+    "autocast": "the same bits under bfloat16 autocast: no argument is cast behind your back",
+    "checkpoint": "non-reentrant activation checkpointing: the same gradients",
+    "saved-tensor hooks": "what backward saves goes to the CPU and comes back: the same gradients",
+    "subclass": "a wrapper subclass (`TwoTensor`) gets the op twice and gives a subclass",
+    "fake, meta": "shape, strides and dtype of the real result, by fake and by meta tensors",
+    "deepcopy, pickle": "a module that uses the op, copied both ways",
+    "8 threads": "at once, on CUDA each with a stream of its own",
+    "deterministic": "`torch.use_deterministic_algorithms(True)`, which also fills fresh memory with NaN",
+    "other device": "tensors of a GPU that is not the current one, which stays the current one",
+    "AOTInductor": "a package of all ops, loaded in a fresh process that has imported `tle_ops`",
+    "fork, spawn": "a process that has used the ops on the CPU starts another, either way, which uses them",
+}
+
+
+def cell(check: Any, *args: Any) -> str:
+    try:
+        return check(*args) or YES
+    except Exception as e:
+        traceback.print_exc()
+        return f"FAILS: {type(e).__name__}: {str(e).splitlines()[0][:200] if str(e) else ''}"
+
+
+def run(device: str, ops: list[str], columns: list[str]) -> dict[str, Any]:
+    cells: dict[str, dict[str, str]] = {op: {} for op in ops}
+    calls = [Call(PUBLIC[op], device) for op in ops]
+    for column in columns:
+        if column in EACH:
+            for c in calls:
+                cells[c.spec.name][column] = cell(EACH[column], c)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            seen = cell(AT_ONCE[column], calls, Path(folder))
+        for c in calls:
+            if seen != YES:  # which of them?
+                with tempfile.TemporaryDirectory() as folder:
+                    cells[c.spec.name][column] = cell(AT_ONCE[column], [c], Path(folder))
+            else:
+                cells[c.spec.name][column] = YES
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU",
+        "torch": torch.__version__,
+        "date": datetime.date.today().isoformat(),
+        "cells": cells,
+    }
+
+
+def render(runs: list[dict[str, Any]]) -> str:
+    lines = [
+        "# Support matrix",
+        "",
+        "Every operator under everything that PyTorch does to one. The page is written by "
+        "`python -m tests.support run` and `table` from what these runs saw; nothing in it is typed by hand. Each cell "
+        "is one call with float32 inputs; more shapes, types and layouts are in the tests.",
+        "",
+        "✓: right. A letter: see the notes below each table.",
+        "",
+        "| column | what is checked |",
+        "| --- | --- |",
+        *(f"| {c} | {MEANING[c]} |" for c in COLUMNS),
+    ]
+    for seen in runs:
+        notes: dict[str, str] = {}
+        columns = [c for c in COLUMNS if any(c in row for row in seen["cells"].values())]
+        lines += ["", f"## {seen['device']}", "", f"torch {seen['torch']}, {seen['date']}.", ""]
+        lines += ["| op | " + " | ".join(columns) + " |", "| --- |" + " :-: |" * len(columns)]
+        for op, row in seen["cells"].items():
+            marks = ["✓" if row[c] == YES else notes.setdefault(row[c], chr(97 + len(notes))) for c in columns]
+            lines.append(f"| `{op}` | " + " | ".join(marks) + " |")
+        if notes:
+            lines += ["", *(f"- **{letter}**: {text}" for text, letter in notes.items())]
+    return "\n".join(lines) + "\n"
+
+
+def kept() -> list[dict[str, Any]]:
+    return [json.loads((DOCS / "support" / f"{d}.json").read_text(encoding="utf-8")) for d in ("cuda", "cpu")]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("run", help="check, and write what was seen as JSON")
+    command.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    command.add_argument("--out", type=Path, required=True)
+    command.add_argument("--only", default="", help="ops, separated by commas")
+    command.add_argument("--columns", default="", help="columns, separated by semicolons")
+    commands.add_parser("table", help="docs/support.md from docs/support/*.json")
+    o = parser.parse_args(arguments)
+    if o.command == "table":
+        PAGE.write_text(render(kept()), encoding="utf-8")
+        return
+    ops = [op for op in PUBLIC if not o.only or op in o.only.split(",")]
+    seen = run(o.device, ops, [c for c in COLUMNS if not o.columns or c in o.columns.split(";")])
+    o.out.write_text(json.dumps(seen, indent=1) + "\n", encoding="utf-8")
+    bad = [(op, c, text) for op, row in seen["cells"].items() for c, text in row.items() if text.startswith("FAILS")]
+    for op, c, text in bad:
+        print(f"{op}, {c}: {text}")
+    print(f"{len(ops)} ops, {sum(map(len, seen['cells'].values()))} cells, {len(bad)} fail")
+
+
+if __name__ == "__main__":
+    main()
