@@ -298,11 +298,11 @@ ERRORS = [
     "shard_id: context must be an int64 tensor of device_context, got pointer<fp32>",
     "shard_id: axis must be a name or an int, got 1.5",
     "remote: scope must be given for a shard_id of coordinates, got None",
-    "shard_id must be within (2, 3), got (0, 3)",
+    "remote: shard_id must be within (2, 3), got (0, 3)",
     "remote: shard_id must be within (2, 3), got 3",
     "remote: shard_id must have the process axes of DeviceMesh(shape=(2, 3), names=('node', 'device')), got 1",
     "remote: shard_id must be >= 0, got -1",
-    "shard_id must be within (6,), got 6",
+    "remote: shard_id must be within (6,), got 6",
     "remote: scope must be a device_mesh, got 3",
     "remote: context must be given, got None",
     "remote: tensor must be a pointer or a block of pointers, got int32",
@@ -322,7 +322,7 @@ ERRORS = [
 @pytest.mark.parametrize("case", range(len(ERRORS)))
 def test_errors(case):
     world = World(6)
-    text = error_of(lambda: _bad_kernel[(1,)](world.x[0], world.context(0), 1, MESH, case))
+    text = error_of(lambda: _bad_kernel[(1,)](world.x[0], world.context(0), 2, MESH, case))
     assert ERRORS[case] in text
 
 

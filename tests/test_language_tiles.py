@@ -1,12 +1,14 @@
 """tle.cumsum, tle.extract_tile, tle.insert_tile and tle.load inside kernels: in Triton's interpreter without a GPU,
 compiled with one."""
 
+import dataclasses
 import itertools
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import interpreter
 
 import tle_ops.language as tle
 from tests.conftest import CUDA
@@ -291,8 +293,78 @@ def test_methods(monkeypatch):
 
 
 @triton.jit
+def _every_tile_kernel(x_ptr, out_ptr, i, SHAPE: tl.constexpr, TILE: tl.constexpr, AT: tl.constexpr):
+    """One tile, by its coordinates known now, by its number known now, by its number at run time; and back into x."""
+    n: tl.constexpr = SHAPE[0] * SHAPE[1] * SHAPE[2]
+    m: tl.constexpr = TILE[0] * TILE[1] * TILE[2]
+    x = tl.reshape(tl.load(x_ptr + tl.arange(0, n)), SHAPE)
+    linear: tl.constexpr = (AT[0] * (SHAPE[1] // TILE[1]) + AT[1]) * (SHAPE[2] // TILE[2]) + AT[2]
+    one = tle.extract_tile(x, AT, TILE)
+    two = tle.extract_tile(x, linear, tile_shape=TILE)
+    three = tle.extract_tile(x, i, TILE)
+    tl.store(out_ptr + tl.arange(0, m), tl.reshape(one, (m,)))
+    tl.store(out_ptr + m + tl.arange(0, m), tl.reshape(two, (m,)))
+    tl.store(out_ptr + 2 * m + tl.arange(0, m), tl.reshape(three, (m,)))
+    y = tle.insert_tile(x, tl.zeros_like(one), AT)
+    z = tle.insert_tile(y, one, i)  # as it was
+    tl.store(out_ptr + 3 * m + tl.arange(0, n), tl.reshape(y, (n,)))
+    tl.store(out_ptr + 3 * m + n + tl.arange(0, n), tl.reshape(z, (n,)))
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("shape, tile", [((2, 16, 4), (1, 2, 4)), ((1, 1, 64), (1, 1, 1)), ((8, 4, 2), (8, 4, 2))])
+def test_every_tile_of_a_block(shape, tile, dtype):
+    x = torch.randn(shape).to(dtype)
+    grid = [n // t for n, t in zip(shape, tile, strict=True)]
+    places = list(itertools.product(*map(range, grid)))
+    m, n = x[tuple(slice(t) for t in tile)].numel(), x.numel()
+    for at in places[:: max(len(places) // 8, 1)]:
+        i = places.index(at)
+        out = torch.zeros(3 * m + 2 * n, dtype=dtype, device=DEVICE)
+        _every_tile_kernel[(1,)](x.to(DEVICE), out, i, shape, tile, at)
+        slices = tuple(slice(c * t, (c + 1) * t) for c, t in zip(at, tile, strict=True))
+        for part in out[: 3 * m].cpu().split(m):
+            assert_same_bits(part.view(tile), x[slices])
+        y = x.clone()
+        y[slices] = 0
+        assert_same_bits(out[3 * m : 3 * m + n].cpu().view(shape), y)
+        assert_same_bits(out[3 * m + n :].cpu().view(shape), x)
+
+
+@triton.jit
+def _outside_kernel(x_ptr, i, FORM: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, 8)[:, None] * 8 + tl.arange(0, 8)[None, :])
+    if FORM == 0:
+        tle.extract_tile(x, [0, i], [4, 4])
+    elif FORM == 1:
+        tle.extract_tile(x, i, [4, 4])
+    else:
+        tle.insert_tile(x, tl.zeros((4, 4), tl.float32), [i, 0])
+
+
+@pytest.mark.parametrize("form, inside", [(0, 2), (1, 4), (2, 2)])
+def test_a_run_time_index_is_checked_in_debug_mode(form, inside, monkeypatch):
+    if CUDA:  # an assertion on the GPU ends the process's context: seen in the code alone
+        plain, debug = (
+            _outside_kernel.warmup(torch.float32, 3, form, grid=(1,), debug=d).asm["ttir"] for d in (False, True)
+        )
+        assert "tt.assert" in debug
+        assert "tt.assert" not in plain
+        return
+    x = torch.zeros(64)
+    for i in (-1, inside):
+        _outside_kernel[(1,)](x, i, form)  # unchecked, and harmless
+    builder = interpreter.interpreter_builder
+    monkeypatch.setattr(builder, "options", dataclasses.replace(builder.options, debug=True))
+    _outside_kernel[(1,)](x, inside - 1, form)
+    for i in (-1, inside):
+        assert "index outside the grid of tiles" in error_of(lambda i=i: _outside_kernel[(1,)](x, i, form))
+
+
+@triton.jit
 def _bad_extract_kernel(x_ptr, CASE: tl.constexpr):
     x = tl.load(x_ptr + tl.arange(0, 8)[:, None] * 8 + tl.arange(0, 8)[None, :])
+    n = tl.load(x_ptr).to(tl.int32)
     if CASE == 0:
         tle.extract_tile(x, [0, 0], [8, 16])
     elif CASE == 1:
@@ -307,21 +379,64 @@ def _bad_extract_kernel(x_ptr, CASE: tl.constexpr):
         tle.extract_tile(x, [0, 0])
     elif CASE == 6:
         tle.insert_tile(x, tl.zeros((4, 4), tl.int32), [0, 0])
-    else:
+    elif CASE == 7:
         tle.insert_tile(x, tl.zeros((4, 4), tl.float32), [-1, 0])
+    elif CASE == 8:
+        tle.extract_tile(x, [0, 0], [4, 4], tile_shape=[4, 4])
+    elif CASE == 9:
+        tle.extract_tile(x, [0, 0], [4, n])
+    elif CASE == 10:
+        tle.extract_tile(x, [0, 0], [4, 2.0])
+    elif CASE == 11:
+        tle.extract_tile(x, [0, 0], [4, 0])
+    elif CASE == 12:
+        tle.extract_tile(x, [0, n + 0.5], [4, 4])
+    elif CASE == 13:
+        tle.extract_tile(x, [0, 0.5], [4, 4])
+    elif CASE == 14:
+        tle.extract_tile(x, [n, tl.arange(0, 2)], [4, 4])
+    elif CASE == 15:
+        tle.extract_tile(n, 0, [4, 4])
+    elif CASE == 16:
+        tle.insert_tile(x, n.to(tl.float32), [0, 0])
+    elif CASE == 17:
+        tle.insert_tile(x, 3, [0, 0])
+    elif CASE == 18:
+        tle.insert_tile(x, tl.zeros((4,), tl.float32), [0, 0])
+    elif CASE == 19:
+        tle.insert_tile(x, tl.zeros((16, 4), tl.float32), [0, 0])
+    else:
+        tle.insert_tile(x, tl.zeros((4, 4), tl.float32), [0, 0, n])
 
 
 @pytest.mark.parametrize(
     "case, text",
     [
-        (0, "extract_tile: tile must divide the block"),
-        (1, "extract_tile: tile must have the 2 dimensions of the block, got 1"),
-        (2, "extract_tile: index must have the 2 dimensions of the block, got 1"),
-        (3, "extract_tile: index must be in [0, 2), got 2"),
-        (4, "extract_tile: index must be in [0, 4), got 4"),
-        (5, "extract_tile: one of shape and tile_shape must be given"),
-        (6, "insert_tile: tile must have the dtype of the block"),
-        (7, "insert_tile: index must be in [0, 2), got -1"),
+        *enumerate(
+            [
+                "extract_tile: tile must divide the block, got [8, 16] and [8, 8]",
+                "extract_tile: tile must have the 2 dimensions of the block, got 1",
+                "extract_tile: index must have the 2 dimensions of the block, got 1",
+                "extract_tile: index must be in [0, 2), got 2",
+                "extract_tile: index must be in [0, 4), got 4",
+                "extract_tile: one of shape and tile_shape must be given",
+                "insert_tile: tile must have the dtype of the block, fp32, got int32",
+                "insert_tile: index must be in [0, 2), got -1",
+                "extract_tile: one of shape and tile_shape must be given",
+                "extract_tile: shape must be compile-time ints, got",
+                "extract_tile: shape must be compile-time ints, got 2.0",
+                "extract_tile: tile must divide the block, got [4, 0] and [8, 8]",
+                "extract_tile: index must be of ints and integer scalars, got fp32",
+                "extract_tile: index must be of ints and integer scalars, got 0.5",
+                "extract_tile: index must be of ints and integer scalars, got <['2'], int32>",
+                "extract_tile: x must have dimensions, got a scalar",
+                "insert_tile: tile must have dimensions, got a scalar",
+                "insert_tile: tile must be a block, got 3",
+                "insert_tile: tile must have the 2 dimensions of the block, got 1",
+                "insert_tile: tile must divide the block, got [16, 4] and [8, 8]",
+                "insert_tile: index must have the 2 dimensions of the block, got 3",
+            ]
+        )
     ],
 )
 def test_tile_errors(case, text):

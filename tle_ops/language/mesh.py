@@ -174,19 +174,19 @@ class device_mesh:
             prod(n for n, k in zip(shape[axis + 1 :], kinds[axis + 1 :], strict=True) if k in alike),
         )
 
-    def rank_of(self, shard_id: int | Sequence[int]) -> int:
+    def rank_of(self, shard_id: int | Sequence[int], op: str = "device_mesh") -> int:
         """The process of a shard: coordinates along the process axes of this mesh, or their row-major number."""
         shape = self.process_shape
         coordinates = (shard_id,) if is_int(shard_id) else plain(shard_id)
         bounds = (prod(shape),) if is_int(shard_id) else shape
         if not isinstance(coordinates, tuple) or not all(is_int(c) for c in coordinates):
-            raise TypeError(f"device_mesh: shard_id must be an int or a tuple of ints, got {shard_id!r}")
+            raise TypeError(f"{op}: shard_id must be an int or a tuple of ints, got {shard_id!r}")
         if len(coordinates) != len(bounds):
-            raise ValueError(f"device_mesh: shard_id must have the process axes of {self!r}, got {shard_id}")
+            raise ValueError(f"{op}: shard_id must have the process axes of {self!r}, got {shard_id}")
         linear = 0
         for c, n in zip(coordinates, bounds, strict=True):
             if not 0 <= c < n:
-                raise ValueError(f"device_mesh: shard_id must be within {bounds}, got {shard_id}")
+                raise ValueError(f"{op}: shard_id must be within {bounds}, got {shard_id}")
             linear = linear * n + c
         return self._ranks_in_order()[linear]
 
@@ -292,7 +292,7 @@ class Shard:
             if shard_id < 0:
                 raise ValueError(f"remote: shard_id must be >= 0, got {shard_id}")
         elif known:
-            self.rank = scope.rank_of(shard_id)
+            self.rank = scope.rank_of(shard_id, "remote")
         elif scope is not None:
             for c, n in () if self.linear else zip(shard_id, self.bounds, strict=True):
                 if is_int(c) and not 0 <= c < n:

@@ -1,13 +1,15 @@
 """tle.extract_tile and tle.insert_tile: a block seen as a grid of equal tiles, one of them read or replaced.
 
-A block [M, N] cut into tiles [T0, T1] is reshaped to [M / T0, T0, N / T1, T1]. One step along a tile axis is picked
-with `tl.gather`, which keeps every bit (a sum over a mask would lose -0.0), and written with `tl.where`, for which the
-block itself never moves.
+Axis by axis, what is to be read is halved by `tl.split` until one tile is left, and what is to be replaced is chosen by
+`tl.where`. Both keep every bit (a sum over a mask would lose -0.0), and both often need no more than registers, which
+a gather never does.
 """
 
 import triton
 import triton.language as tl
 from triton.runtime.jit import JITCallable
+
+_OUTSIDE = tl.constexpr("index outside the grid of tiles")
 
 
 # --- compile-time arithmetic on shapes -------------------------------------------------------------------------------
@@ -20,12 +22,34 @@ def _ints(shape):
 def _tile_shape(shape, tile_shape):
     if (shape is None) == (tile_shape is None):
         raise ValueError("extract_tile: one of shape and tile_shape must be given")
-    return _ints(tile_shape if shape is None else shape)
+    given = tile_shape if shape is None else shape
+    given = list(given) if isinstance(given, tuple | list | tl.tuple) else [given]
+    out = []
+    for n in given:
+        n = n.value if isinstance(n, tl.constexpr) else n
+        if not isinstance(n, int) or isinstance(n, bool):
+            raise TypeError(f"extract_tile: shape must be compile-time ints, got {n}")
+        out.append(n)
+    return tuple(out)
 
 
 @triton.constexpr_function
 def _is_list(index):
     return isinstance(index, (tuple, list, tl.tuple))
+
+
+@triton.constexpr_function
+def _check_block(op, name, x):
+    if not isinstance(x, tl.tensor):
+        raise TypeError(f"{op}: {name} must be a block, got {x}")
+    if len(x.shape) == 0:
+        raise ValueError(f"{op}: {name} must have dimensions, got a scalar")
+
+
+@triton.constexpr_function
+def _check_dtypes(x, tile):
+    if x.dtype != tile.dtype:
+        raise TypeError(f"insert_tile: tile must have the dtype of the block, {x.dtype}, got {tile.dtype}")
 
 
 @triton.constexpr_function
@@ -51,9 +75,59 @@ def _grid(op, shape, tile, index):
     for d in range(len(bounds)):
         i = entries[d]
         i = i.value if isinstance(i, tl.constexpr) else i
-        if isinstance(i, int) and not 0 <= i < bounds[d]:
+        if isinstance(i, tl.tensor):
+            if len(i.shape) > 0 or not i.dtype.is_int():
+                raise TypeError(f"{op}: index must be of ints and integer scalars, got {i.type}")
+        elif not isinstance(i, int) or isinstance(i, bool):
+            raise TypeError(f"{op}: index must be of ints and integer scalars, got {i}")
+        elif not 0 <= i < bounds[d]:
             raise ValueError(f"{op}: index must be in [0, {bounds[d]}), got {i}")
     return tuple(grid)
+
+
+@triton.constexpr_function
+def _known(index, grid):
+    """The coordinate along each axis, None where it is known at run time only."""
+    out = []
+    stride = 1
+    for n in _ints(grid):
+        stride *= n
+    for d in range(len(_ints(grid))):
+        stride //= _ints(grid)[d]
+        i = index[d] if _is_list(index) else index
+        i = i.value if isinstance(i, tl.constexpr) else i
+        if not isinstance(i, int):
+            out.append(None)
+        else:
+            out.append(i if _is_list(index) else i // stride % _ints(grid)[d])
+    return tuple(out)
+
+
+@triton.constexpr_function
+def _around(shape, tile, d):
+    """Of a block of which the axes before d are down to one tile: elements before the grid's axis d, tiles along it,
+    elements after."""
+    shape = _ints(shape)
+    tile = _ints(tile)
+    before = 1
+    for n in tile[:d]:
+        before *= n
+    after = tile[d]
+    for n in shape[d + 1 :]:
+        after *= n
+    return (before, shape[d] // tile[d], after)
+
+
+@triton.constexpr_function
+def _halved(shape):
+    """[before, after, tiles] as [before, after, 2, 2, ..]."""
+    shape = _ints(shape)
+    out = [shape[0], shape[1]]
+    tiles = shape[2]
+    while tiles > 1:
+        out.append(2)
+        tiles //= 2
+    return tuple(out)
 
 
 @triton.constexpr_function
@@ -71,13 +145,8 @@ def _ones_but(shape, axis, n):
 
 
 @triton.constexpr_function
-def _replaced(shape, axis, n):
-    return tuple(n if d == axis else _ints(shape)[d] for d in range(len(_ints(shape))))
-
-
-@triton.constexpr_function
-def _at(shape, d):
-    return _ints(shape)[d]
+def _at(values, d):
+    return values[d]
 
 
 @triton.constexpr_function
@@ -98,16 +167,30 @@ def _row_major_stride(grid, d):
 def _coordinate(index, grid: tl.constexpr, d: tl.constexpr):
     """Along axis d, from a list of coordinates or from a linear, row-major index."""
     if _is_list(index):
-        return index[d]
+        at = index[d]
+        tl.device_assert((at >= 0) & (at < _at(grid, d)), _OUTSIDE)
     else:
-        return (index // _row_major_stride(grid, d)) % _at(grid, d)
+        at = index // _row_major_stride(grid, d)
+        if d == 0:
+            tl.device_assert((index >= 0) & (at < _at(grid, d)), _OUTSIDE)
+        at = at % _at(grid, d)
+    return at
 
 
 @triton.jit
-def _pick(x, axis: tl.constexpr, coordinate):
-    """x[.., coordinate, ..] along `axis`, which stays with size 1."""
-    at = tl.full(_replaced(x.shape, axis, 1), 0, tl.int32) + coordinate
-    return tl.gather(x, at, axis)
+def _one_of(y, coordinate, known: tl.constexpr):
+    """y[:, coordinate] of y [before, tiles, after]; `known` is the coordinate, or None until run time."""
+    y = tl.permute(y, (0, 2, 1))
+    y = tl.reshape(y, _halved(y.shape))
+    for k in tl.static_range(len(y.shape) - 2):
+        even, odd = tl.split(y)
+        if known is None:
+            y = tl.where((coordinate >> k) % 2 != 0, odd, even)
+        elif known // 2**k % 2:
+            y = odd
+        else:
+            y = even
+    return y
 
 
 @triton.jit
@@ -118,13 +201,16 @@ def extract_tile(x, index, shape: tl.constexpr = None, tile_shape: tl.constexpr 
     index: the coordinate, counted in tiles: a list of ints and run-time scalars, or one int or scalar, row-major.
     shape, tile_shape: of a tile, compile-time ints that divide the block; two names for one thing.
 
-    What is known at compile time is checked then (ValueError). A run-time index is not checked.
+    What is known at compile time is checked then (ValueError, TypeError), a run-time index in debug mode.
     """
+    _check_block("extract_tile", "x", x)
     tile: tl.constexpr = _tile_shape(shape, tile_shape)
     grid: tl.constexpr = _grid("extract_tile", x.shape, tile, index)
-    y = tl.reshape(x, _interleaved(grid, tile))
+    known: tl.constexpr = _known(index, grid)
+    y = x
     for d in tl.static_range(_rank(tile)):
-        y = _pick(y, 2 * d, _coordinate(index, grid, d))
+        y = tl.reshape(y, _around(x.shape, tile, d))
+        y = _one_of(y, _coordinate(index, grid, d), _at(known, d))
     return tl.reshape(y, tile)
 
 
@@ -132,7 +218,9 @@ def extract_tile(x, index, shape: tl.constexpr = None, tile_shape: tl.constexpr 
 def insert_tile(x, tile, index):
     """The block x with the tile at a grid coordinate replaced. `index` and checks as in `extract_tile`; the tile has
     the dtype of x."""
-    tl.static_assert(x.dtype == tile.dtype, "insert_tile: tile must have the dtype of the block")
+    _check_block("insert_tile", "x", x)
+    _check_block("insert_tile", "tile", tile)
+    _check_dtypes(x, tile)
     grid: tl.constexpr = _grid("insert_tile", x.shape, tile.shape, index)
     rank: tl.constexpr = _rank(tile.shape)
     once: tl.constexpr = _interleaved(_ones_but(grid, 0, 1), tile.shape)  # (1, T0, 1, T1)
