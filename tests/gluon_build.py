@@ -1,6 +1,6 @@
 """Compiles the Gluon kernels of the tests for sm_90 without a GPU, and says what came out.
 
-    python -m tests.gluon_build pipes | pointers | errors      one line of JSON per kernel or case
+    python -m tests.gluon_build pipes | pointers | norms | errors      one line of JSON per kernel or case
 
 In a process of its own: under TRITON_INTERPRET, with which the tests run, Triton's own functions are not compiled.
 """
@@ -138,6 +138,36 @@ def pointers():
     yield "float add", k.float_add, {"x_ptr": F, "i_ptr": IP, "out_ptr": F, "N": C, "BINS": C}, {"N": 128, "BINS": 64}
 
 
+def norms():
+    """(N, itemsize) of rows for which the launcher takes cp.async, and the way without it."""
+    import torch
+
+    from tle_ops.kernels import norm_gluon as k
+
+    scalars = {"M": "i64", "pitch": "i64", "eps": "fp32", "offset": "fp32"}
+    for dtype, pointer in ((torch.bfloat16, "*bf16"), (torch.float32, F)):
+        for N_, aligned in (
+            (1, False),
+            (33, False),
+            (1024, True),
+            (4096, True),
+            (7168, True),
+            (7168, False),
+            (20000, True),
+        ):
+            tile = k.tile_of(N_, dtype.itemsize)
+            flags = k.flags_of(N_, dtype.itemsize, aligned, True, tile)
+            names = k._norm_kernel.arg_names[7:]
+            signature = {
+                "x_ptr": pointer,
+                "weight_ptr": pointer,
+                "y_ptr": pointer,
+                **scalars,
+                **dict.fromkeys(names, C),
+            }
+            yield f"{dtype} {N_} {aligned}", k._norm_kernel, signature, dict(zip(names, flags, strict=True)), tile.warps
+
+
 def errors():
     """(name, what is said): a kernel per case, each of which must stop while it is traced."""
     from tests import language_errors
@@ -151,9 +181,9 @@ def report(group: str) -> None:
         for name, fn, signature, options in errors():
             print(json.dumps({"name": name, "error": error_of(lambda: compiled(fn, signature, {}, **options))}))  # noqa: B023
         return
-    for name, fn, signature, constants in {"pipes": pipes, "pointers": pointers}[group]():
+    for name, fn, signature, constants, *warps in {"pipes": pipes, "pointers": pointers, "norms": norms}[group]():
         try:
-            line = facts(compiled(fn, signature, constants))
+            line = facts(compiled(fn, signature, constants, num_warps=warps[0] if warps else 4))
         except Exception as e:
             line = {"error": error_chain(e)}
         print(json.dumps({"name": name, **line}), flush=True)

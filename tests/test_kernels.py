@@ -70,7 +70,7 @@ def _interpreted() -> bool:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["triton", "tilelang", "ref"])
+@pytest.mark.parametrize("backend", ["triton", "tilelang", "gluon", "ref"])
 @each(SPECS, (*KERNEL_DTYPES, F64))
 def test_on_gpu(spec, sample, backend):
     want = outputs(spec.op(*sample.args))

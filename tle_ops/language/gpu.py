@@ -21,6 +21,7 @@ from typing import Any
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language import core
+from triton.runtime.jit import constexpr_function
 
 from tle_ops.language._compat import (
     HAS_ATOMICS,
@@ -35,7 +36,7 @@ from tle_ops.language._compat import (
     unwrapped,
 )
 
-__all__ = ["alloc", "arange", "cp_async", "load", "local_ptr", "smem", "store", "tma_load"]
+__all__ = ["alloc", "arange", "cp_async", "load", "local_ptr", "row_layout", "smem", "store", "tma_load"]
 
 _LAYOUTS = ("SwizzledSharedLayout", "NVMMASharedLayout", "PaddedSharedLayout", "SharedLinearLayout")
 _SHARED = tuple(getattr(gl, name) for name in _LAYOUTS if hasattr(gl, name))
@@ -137,6 +138,16 @@ def _is_unswizzled(layout) -> bool:
         return False
     row_major = list(layout.order) == list(reversed(range(len(layout.order))))
     return row_major and (layout.max_phase == 1 or layout.vec * layout.per_phase == 0)
+
+
+@constexpr_function
+def row_layout(rows, columns, vector, num_warps):
+    """Of tensors [rows, columns] in registers: `vector` neighbours per thread, a warp along a row, warps on rows first
+    and then along them."""
+    rows, columns, vector, num_warps = (int(n) for n in (rows, columns, vector, num_warps))
+    lanes = min(32, max(1, columns // vector))
+    down = min(num_warps, max(1, rows // (32 // lanes)))
+    return gl.BlockedLayout([1, vector], [32 // lanes, lanes], [down, num_warps // down], [1, 0])
 
 
 # --- pointers ---------------------------------------------------------------------------------------------------------
