@@ -1,0 +1,181 @@
+"""Memory that all GPUs of a group can address: PyTorch's symmetric memory, and the protocol by which the kernels of
+`distributed_triton.py` share it.
+
+A workspace is one symmetric buffer per process:
+
+    half 0 | half 1 | arrivals, int32 [processes, TILES] | signals of tle.distributed_barrier, for CHANNELS channels
+
+Calls of a group are numbered, by a counter in each GPU's own memory so that a CUDA graph counts on when it is replayed,
+and take the halves in turn. No call returns before it has heard from every process that the same call has begun there.
+So when call n + 2 writes where call n did, every process has begun n + 1, hence has finished n: nobody reads there any
+more, and a call needs one meeting of the processes, not two.
+
+NVLink multicast is not used, and not set up.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from tle_ops.kernels import _group
+from tle_ops.kernels._group import Member, PeerError
+from tle_ops.language._remote import device_context, signal_count
+
+CHANNELS = 1024  # programs of a launch that may meet their like on the peers
+TILES = 1 << 16  # of one process's data that can be reported one by one
+LEAST = 1 << 22  # bytes of a half
+_lock = threading.Lock()
+_workspaces: dict[tuple, Workspace | None] = {}
+_tensors: dict[int, tuple[StorageWeakRef, Tensor]] = {}  # address of a storage -> it, and its context
+
+
+class Workspace:
+    """The symmetric buffer of one group on one device."""
+
+    def __init__(self, me: Member, device: torch.device, half: int) -> None:
+        arrivals = me.size * TILES * 4
+        signals = signal_count(me.size, CHANNELS) * 4
+        total = 2 * half + arrivals + signals
+        self.rank, self.size, self.half, self.device = me.rank, me.size, half, device
+        self.buffer, addresses, self.handle = allocate(me, total, device)
+        self.arrivals = self.buffer[2 * half : 2 * half + arrivals].view(torch.int32)
+        self.buffer[2 * half :].zero_()
+        self.context = device_context(
+            me.rank, addresses, [a + 2 * half + arrivals for a in addresses], CHANNELS, device
+        )
+        self.state = torch.tensor(
+            [1, 0], dtype=torch.int32, device=device
+        )  # number of the call, programs that are done
+        # Ranks that did not come, told by kernels; host memory, so that looking does not wait for the GPU.
+        self.missing = torch.zeros(max(me.size, 4), dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.stream: Any = None
+        self.captured = False
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        me.barrier("before the first use of symmetric memory")  # all signals are 0 before anyone counts
+
+    def raise_if_missing(self, what: str, me: Member) -> None:
+        if self.missing.any():
+            ranks = self.missing.nonzero().flatten().tolist()
+            release(me)
+            raise PeerError(
+                f"{what}: {me._called(ranks)} did not arrive at an earlier call within {_group.get_timeout():g} s; "
+                "what that call returned is not valid"
+            )
+
+
+def allocate(me: Member, nbytes: int, device: torch.device) -> tuple[Tensor, list[int], Any]:
+    """This process's bytes, the addresses of everyone's as this process sees them, and what keeps them alive."""
+    nbytes = (nbytes + 15) // 16 * 16
+    if me.size == 1:
+        buffer = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        return buffer, [buffer.data_ptr()], None
+    import torch.distributed._symmetric_memory as symmetric
+
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    buffer = symmetric.empty(nbytes, dtype=torch.uint8, device=device)
+    handle = symmetric.rendezvous(buffer, me.group)
+    return buffer, list(handle.buffer_ptrs), handle
+
+
+def _reachable(me: Member, device: torch.device) -> bool:
+    """Whether all GPUs of the group address each other's memory. All processes come to the same answer."""
+    if me.size == 1:
+        return True
+    if device.type != "cuda":
+        return False
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    mine = f"{socket.gethostname()} {uuid}"
+    everyone = me.meet("symmetric memory", mine, "symmetric memory")
+    if len({v.split()[0] for v in everyone}) > 1 or len(set(everyone)) < me.size:  # other hosts, or one GPU twice
+        return False
+    try:
+        allocate(me, 1 << 16, device)
+        verdict = "yes"
+    except RuntimeError as e:
+        verdict = f"no: {e}"
+    return all(v == "yes" for v in me.meet("symmetric memory", verdict, "symmetric memory"))
+
+
+def workspace(op: str, me: Member, device: torch.device, nbytes: int) -> Workspace | None:
+    """The group's workspace with halves of at least `nbytes`; None where the GPUs do not reach each other. The first
+    call, and one that needs more than any before, must be made by all processes together."""
+    key = (me.name, device)
+    found = _workspaces.get(key, False)
+    if found and found.half >= nbytes:
+        if me.group is not None and found.rank == me.rank:
+            found.raise_if_missing(op, me)
+        _on_one_stream(found)
+        return found
+    if found is None:
+        return None
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"{op}: call it once, with tensors of this size, before the capture of a CUDA graph")
+    with _lock:
+        if not found and not _reachable(me, device):
+            _workspaces[key] = None
+            return None
+        if found:
+            found.raise_if_missing(op, me)
+            if found.captured:
+                _retired.append(found)  # a graph has its addresses
+        made = Workspace(me, device, max(LEAST, 1 << (nbytes - 1).bit_length()))
+        _workspaces[key] = made
+    _on_one_stream(made)
+    return made
+
+
+_retired: list[Workspace] = []
+
+
+def _on_one_stream(ws: Workspace) -> None:
+    """Calls of a group come one after another on the GPU, whatever streams they are made on."""
+    if ws.device.type != "cuda":
+        return
+    if torch.cuda.is_current_stream_capturing():
+        ws.captured = True
+        return
+    stream = torch.cuda.current_stream(ws.device)
+    if ws.stream is not None and ws.stream != stream:
+        stream.wait_stream(ws.stream)
+    ws.stream = stream
+
+
+def release(me: Member | None = None) -> None:
+    """Give the memory back: that of one group, or all."""
+    with _lock:
+        for key in [k for k in _workspaces if me is None or k[0] == me.name]:
+            del _workspaces[key]
+        if me is None:
+            _retired.clear()
+            _tensors.clear()
+
+
+# --- tensors of the user in symmetric memory: remote reads need no copy -----------------------------------------------
+def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, me: Member) -> Tensor:
+    count = 1
+    for n in shape:
+        count *= n
+    buffer, addresses, _ = allocate(me, max(count * dtype.itemsize, 16), device)
+    context = device_context(me.rank, addresses, addresses, 1, device)  # no signals: it serves addresses alone
+    storage = buffer.untyped_storage()
+    _tensors[storage.data_ptr()] = (StorageWeakRef(storage), context)
+    flat = buffer[: count * dtype.itemsize].view(dtype)
+    return flat.view(shape)
+
+
+def context_of(x: Tensor) -> Tensor | None:
+    """The context of the symmetric allocation that x lies in."""
+    if not _tensors:
+        return None
+    address = x.untyped_storage().data_ptr()
+    if address in _tensors and _tensors[address][0].expired():
+        del _tensors[address]  # other memory has that address now
+    return _tensors[address][1] if address in _tensors else None
