@@ -20,7 +20,7 @@ endif
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint pytest bench clean
+.PHONY: demo test lint pytest bench clean docs check-dist test-torch-versions
 
 demo: $(ready)
 	$(run) examples/quantize_model.py $(ARGS)
@@ -30,12 +30,30 @@ test: lint pytest
 lint: $(ready)
 	$(run) -m ruff check .
 	$(run) -m ruff format --check .
+	$(run) -m mypy
 
 pytest: $(ready)
 	$(run) -m pytest $(JOBS) $(ARGS)
+
+# The site, in site/. It reads the sources, so it has a small environment of its own.
+docs: .venv-docs/ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+.venv-docs/ready: requirements-docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --disable-pip-version-check -q -r requirements-docs.txt
+	touch $@
+
+# Wheel and source distribution, built, installed and used where the sources are not.
+check-dist: $(ready)
+	$(run) -m pytest tests/test_packaging.py
+
+# The operators on the CPU with the oldest and the newest PyTorch: 2 GB each, installed into .torch/.
+test-torch-versions:
+	PYTHON=$(PYTHON) tests/torch_versions.sh $(ARGS)
 
 bench: $(ready)
 	$(run) -m bench $(ARGS)
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis demo.png
+	rm -rf .venv .venv-docs .torch .mypy_cache site build dist *.egg-info .pytest_cache .ruff_cache .hypothesis demo.png

