@@ -332,6 +332,25 @@ def test_every_tile_of_a_block(shape, tile, dtype):
 
 
 @triton.jit
+def _bands_kernel(x_ptr, y_ptr, i, M: tl.constexpr, N: tl.constexpr):
+    """One band of rows goes to the place of another."""
+    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    x = tl.load(x_ptr + at)
+    band = tle.extract_tile(x, [i, 0], [M // 4, N])
+    tl.store(y_ptr + at, tle.insert_tile(x, band, [3, 0]))
+
+
+@pytest.mark.parametrize("i", [0, 1, 3])
+def test_bands(i):
+    x = torch.randn(128, 64)
+    y = torch.empty_like(x, device=DEVICE)
+    _bands_kernel[(1,)](x.to(DEVICE), y, i, 128, 64)
+    want = x.clone()
+    want[96:] = x[32 * i : 32 * (i + 1)]
+    assert_same_bits(y, want)
+
+
+@triton.jit
 def _outside_kernel(x_ptr, i, FORM: tl.constexpr):
     x = tl.load(x_ptr + tl.arange(0, 8)[:, None] * 8 + tl.arange(0, 8)[None, :])
     if FORM == 0:
@@ -409,35 +428,35 @@ def _bad_extract_kernel(x_ptr, CASE: tl.constexpr):
         tle.insert_tile(x, tl.zeros((4, 4), tl.float32), [0, 0, n])
 
 
-@pytest.mark.parametrize(
-    "case, text",
-    [
-        *enumerate(
-            [
-                "extract_tile: tile must divide the block, got [8, 16] and [8, 8]",
-                "extract_tile: tile must have the 2 dimensions of the block, got 1",
-                "extract_tile: index must have the 2 dimensions of the block, got 1",
-                "extract_tile: index must be in [0, 2), got 2",
-                "extract_tile: index must be in [0, 4), got 4",
-                "extract_tile: one of shape and tile_shape must be given",
-                "insert_tile: tile must have the dtype of the block, fp32, got int32",
-                "insert_tile: index must be in [0, 2), got -1",
-                "extract_tile: one of shape and tile_shape must be given",
-                "extract_tile: shape must be compile-time ints, got",
-                "extract_tile: shape must be compile-time ints, got 2.0",
-                "extract_tile: tile must divide the block, got [4, 0] and [8, 8]",
-                "extract_tile: index must be of ints and integer scalars, got fp32",
-                "extract_tile: index must be of ints and integer scalars, got 0.5",
-                "extract_tile: index must be of ints and integer scalars, got <['2'], int32>",
-                "extract_tile: x must have dimensions, got a scalar",
-                "insert_tile: tile must have dimensions, got a scalar",
-                "insert_tile: tile must be a block, got 3",
-                "insert_tile: tile must have the 2 dimensions of the block, got 1",
-                "insert_tile: tile must divide the block, got [16, 4] and [8, 8]",
-                "insert_tile: index must have the 2 dimensions of the block, got 3",
-            ]
-        )
-    ],
-)
+TILE_ERRORS = [
+    *enumerate(
+        [
+            "extract_tile: tile must divide the block, got [8, 16] and [8, 8]",
+            "extract_tile: tile must have the 2 dimensions of the block, got 1",
+            "extract_tile: index must have the 2 dimensions of the block, got 1",
+            "extract_tile: index must be in [0, 2), got 2",
+            "extract_tile: index must be in [0, 4), got 4",
+            "extract_tile: one of shape and tile_shape must be given",
+            "insert_tile: tile must have the dtype of the block, fp32, got int32",
+            "insert_tile: index must be in [0, 2), got -1",
+            "extract_tile: one of shape and tile_shape must be given",
+            "extract_tile: shape must be compile-time ints, got",
+            "extract_tile: shape must be compile-time ints, got 2.0",
+            "extract_tile: tile must divide the block, got [4, 0] and [8, 8]",
+            "extract_tile: index must be of ints and integer scalars, got fp32",
+            "extract_tile: index must be of ints and integer scalars, got 0.5",
+            "extract_tile: index must be of ints and integer scalars, got <['2'], int32>",
+            "extract_tile: x must have dimensions, got a scalar",
+            "insert_tile: tile must have dimensions, got a scalar",
+            "insert_tile: tile must be a block, got 3",
+            "insert_tile: tile must have the 2 dimensions of the block, got 1",
+            "insert_tile: tile must divide the block, got [16, 4] and [8, 8]",
+            "insert_tile: index must have the 2 dimensions of the block, got 3",
+        ]
+    )
+]
+
+
+@pytest.mark.parametrize("case, text", TILE_ERRORS)
 def test_tile_errors(case, text):
     assert text in error_of(lambda: _bad_extract_kernel[(1,)](torch.zeros(64, device=DEVICE), case))

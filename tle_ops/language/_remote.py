@@ -73,9 +73,11 @@ def _shard(shard_id, scope, space):
 
 
 @triton.constexpr_function
-def _check_pointer(tensor):
+def _element_shift(tensor):
+    """log2 of the bytes of what a pointer points to."""
     if not tensor.dtype.is_ptr():
         raise TypeError(f"remote: tensor must be a pointer or a block of pointers, got {tensor.dtype}")
+    return max((tensor.dtype.element_ty.primitive_bitwidth // 8).bit_length() - 1, 0)
 
 
 @triton.constexpr_function
@@ -179,14 +181,13 @@ def remote(tensor, shard_id, scope: tl.constexpr = None, context=None, space: tl
     """
     _check_context("remote", context)
     shard: tl.constexpr = _shard(shard_id, scope, space)
-    _check_pointer(tensor)
+    shift: tl.constexpr = _element_shift(tensor)
     rank = _rank(shard_id, shard)
     tl.device_assert((rank >= 0) & (rank < tl.load(context + 1)), _OUTSIDE)
     here = tl.load(context + _BUFFERS + tl.load(context))
     there = tl.load(context + _BUFFERS + rank)
-    # As bytes, and with what is known of the alignment: loads through the result are as wide as through `tensor`.
-    moved = tensor.to(tl.pointer_type(tl.int8), bitcast=True) + tl.multiple_of(there - here, 16)
-    return moved.to(tensor.dtype, bitcast=True)
+    # In elements, with what is known of the alignment: loads through the result are as wide as through `tensor`.
+    return tensor + tl.multiple_of((there - here) >> shift, 16 >> shift)
 
 
 @triton.jit
