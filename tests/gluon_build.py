@@ -138,25 +138,30 @@ def pointers():
     yield "float add", k.float_add, {"x_ptr": F, "i_ptr": IP, "out_ptr": F, "N": C, "BINS": C}, {"N": 128, "BINS": 64}
 
 
+# Columns of a row, and whether the rows are aligned, so that they go by cp.async.
+ROWS = [
+    (1, False),
+    (33, False),
+    (7168, False),
+    (8, True),
+    (64, True),
+    (1024, True),
+    (4096, True),
+    (7168, True),
+    (20000, True),
+]
+
+
 def norms():
-    """(N, itemsize) of rows for which the launcher takes cp.async, and the way without it."""
     import torch
 
     from tle_ops.kernels import norm_gluon as k
 
     scalars = {"M": "i64", "pitch": "i64", "eps": "fp32", "offset": "fp32"}
     for dtype, pointer in ((torch.bfloat16, "*bf16"), (torch.float32, F)):
-        for N_, aligned in (
-            (1, False),
-            (33, False),
-            (1024, True),
-            (4096, True),
-            (7168, True),
-            (7168, False),
-            (20000, True),
-        ):
-            tile = k.tile_of(N_, dtype.itemsize)
-            flags = k.flags_of(N_, dtype.itemsize, aligned, True, tile)
+        for columns, aligned in ROWS:
+            tile = k.tile_of(columns, dtype.itemsize, aligned)
+            flags = k.flags_of(columns, dtype.itemsize, aligned, True, tile)
             names = k._norm_kernel.arg_names[7:]
             signature = {
                 "x_ptr": pointer,
@@ -165,7 +170,7 @@ def norms():
                 **scalars,
                 **dict.fromkeys(names, C),
             }
-            yield f"{dtype} {N_} {aligned}", k._norm_kernel, signature, dict(zip(names, flags, strict=True)), tile.warps
+            yield f"{dtype} {columns} {aligned}", k._norm_kernel, signature, dict(zip(names, flags, strict=True)), tile
 
 
 def errors():
@@ -181,9 +186,10 @@ def report(group: str) -> None:
         for name, fn, signature, options in errors():
             print(json.dumps({"name": name, "error": error_of(lambda: compiled(fn, signature, {}, **options))}))  # noqa: B023
         return
-    for name, fn, signature, constants, *warps in {"pipes": pipes, "pointers": pointers, "norms": norms}[group]():
+    for name, fn, signature, constants, *tile in {"pipes": pipes, "pointers": pointers, "norms": norms}[group]():
         try:
-            line = facts(compiled(fn, signature, constants, num_warps=warps[0] if warps else 4))
+            options = {"num_warps": tile[0].warps, "maxnreg": tile[0].registers} if tile else {}
+            line = facts(compiled(fn, signature, constants, **options))
         except Exception as e:
             line = {"error": error_chain(e)}
         print(json.dumps({"name": name, **line}), flush=True)

@@ -17,14 +17,14 @@ DEVICE = "cuda" if CUDA else "cpu"
 
 def test_kernels_compile_for_sm_90():
     lines = gluon_build.built("norms")
-    assert len(lines) == 14
+    assert len(lines) == 18
     for name, line in lines.items():
         assert "error" not in line, f"{name}: {line['error']}"
         assert line["cubin"] > 0, name
         assert line["waits"] > 0, name
         assert line["roles"] > 0, name
         assert line["unordered"] == 0, name
-        assert line["spilled"] <= (0 if name.endswith("True") else 32), f"{name}: {line}"
+        assert line["spilled"] == 0, f"{name}: {line}"
         assert (line["cp_async"] > 0) == name.endswith("True"), name
 
 
@@ -103,7 +103,7 @@ def test_strided_rows_and_unaligned_starts():
 def test_every_capacity(capacity):
     x, weight = randn(1000, 2048, dtype=BF16).cuda(), randn(2048, seed=3, dtype=BF16).cuda()
     y = torch.full_like(x, torch.nan)
-    tile = norm_gluon.tile_of(2048, 2)._replace(capacity=capacity, rows=1, programs=2)
+    tile = norm_gluon.tile_of(2048, 2, True)._replace(capacity=capacity, rows=1, programs=2)
     norm_gluon.launch(x, weight, y, 1e-6, 0.0, tile)
     torch.testing.assert_close(y, tle_ops.rms_norm(x, weight, 1e-6))
 

@@ -164,15 +164,17 @@ class Tile(NamedTuple):
     warps: int  # of the consumers
     fetchers: int  # warps of the producer
     fetch_registers: int  # of each of its threads
+    registers: int  # of each thread at the start, before the roles share them out anew: bounds the programs, too
     programs: int  # on a multiprocessor
 
 
 @functools.lru_cache(4096)
-def tile_of(N: int, itemsize: int) -> Tile:
+def tile_of(N: int, itemsize: int, aligned: bool) -> Tile:
+    """One warp can issue a tile's cp.async; loads and stores go through registers, and take four."""
     block = min(triton.next_power_of_2(N), WIDEST)
     rows = max(1, min(_TILE // block, 32))
     capacity = max(2, min(4, 65536 // (rows * block * itemsize)))
-    return Tile(rows, block, capacity, 8, 1, 96, 2)
+    return Tile(rows, block, capacity, 8, 1 if aligned else 4, 56, 80, 2)
 
 
 @functools.cache
@@ -193,28 +195,29 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float 
     _require_target("rms_norm", x)
     if y.numel() == 0:
         return y
-    launch(x, weight, y, eps, weight_offset, tile_of(x.shape[-1], x.itemsize))
+    launch(x, weight, y, eps, weight_offset)
     return y
 
 
 def flags_of(N: int, itemsize: int, aligned: bool, weight: bool, tile: Tile) -> tuple:
     """The kernel's constants. aligned: every row starts at a multiple of 16 bytes, and ends at one."""
-    wide = 16 // itemsize
-    vector = max(1, min(wide, tile.block // 32))
-    transport = aligned and vector == wide  # cp.async moves 16 bytes, aligned; other rows are loaded and stored
-    shape = (tile.rows, tile.block, vector, transport, tile.capacity)
+    vector = min(16 // itemsize, tile.block)
+    shape = (tile.rows, tile.block, vector, aligned, tile.capacity)  # aligned: by cp.async, which moves 16 bytes
     return N, weight, *shape, tile.warps, tile.fetchers, tile.fetch_registers
 
 
-def launch(x: Tensor, weight: Tensor | None, y: Tensor, eps: float, offset: float, tile: Tile) -> None:
+def launch(x: Tensor, weight: Tensor | None, y: Tensor, eps: float, offset: float, tile: Tile | None = None) -> None:
     N = x.shape[-1]
     x = x.reshape(-1, N)  # a copy where the leading dimensions do not merge
     if N > 1 and x.stride(1) != 1:
         x = x.contiguous()
     M, pitch = x.shape[0], x.stride(0)
     aligned = all(n * x.itemsize % 16 == 0 for n in (N, pitch)) and x.data_ptr() % 16 == 0
+    tile = tile or tile_of(N, x.itemsize, aligned)
     flags = flags_of(N, x.itemsize, aligned, weight is not None, tile)
     vector = x if weight is None else weight.contiguous()
     programs = min(triton.cdiv(M, tile.rows), tile.programs * _num_multiprocessors(x.device))
     with torch.cuda.device(x.device):
-        _norm_kernel[(programs,)](x, vector, y, M, pitch, eps, offset, *flags, num_warps=tile.warps)
+        _norm_kernel[(programs,)](
+            x, vector, y, M, pitch, eps, offset, *flags, num_warps=tile.warps, maxnreg=tile.registers
+        )
