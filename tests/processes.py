@@ -18,8 +18,15 @@ _CONTEXT = multiprocessing.get_context("forkserver")  # imports PyTorch once for
 _CONTEXT.set_forkserver_preload(["torch", "torch.distributed.tensor", "tle_ops.distributed"])
 
 
-def run(world: int, checks: list[Callable[[int, int], None]], limit: float = 300) -> dict[int, dict[str, str]]:
-    """Run `checks`, functions of (rank, world size), one after another in `world` gloo processes.
+def device() -> torch.device:
+    """Of this process in its world."""
+    return torch.device("cuda", dist.get_rank()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+def run(
+    world: int, checks: list[Callable[[int, int], None]], limit: float = 300, backend: str = "gloo"
+) -> dict[int, dict[str, str]]:
+    """Run `checks`, functions of (rank, world size), one after another in `world` processes.
 
     Returns what failed, rank -> name of the check -> traceback. After a failure on one process the others wait in
     vain: they report that, and the world ends. A process that dies or hangs is reported under "exit".
@@ -28,7 +35,7 @@ def run(world: int, checks: list[Callable[[int, int], None]], limit: float = 300
         pipes, processes = [], []
         for rank in range(world):
             ours, theirs = _CONTEXT.Pipe(duplex=False)
-            process = _CONTEXT.Process(target=_main, args=(rank, world, folder, checks, theirs), daemon=True)
+            process = _CONTEXT.Process(target=_main, args=(rank, world, folder, checks, theirs, backend), daemon=True)
             process.start()
             theirs.close()
             pipes.append(ours)
@@ -54,12 +61,14 @@ def run(world: int, checks: list[Callable[[int, int], None]], limit: float = 300
     return failed
 
 
-def _main(rank: int, world: int, folder: str, checks: list, pipe: Any) -> None:
+def _main(rank: int, world: int, folder: str, checks: list, pipe: Any, backend: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(folder, "store"), world)
     timeout = datetime.timedelta(seconds=CHECK_TIMEOUT)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     failed: dict[str, str] = {}
     for check in checks:
         try:
@@ -68,7 +77,7 @@ def _main(rank: int, world: int, folder: str, checks: list, pipe: Any) -> None:
         except Exception:
             failed[check.__name__] = traceback.format_exc()
         # Checks are collective: one that failed somewhere may have left the others in the middle of an exchange.
-        bad = torch.tensor(len(failed))
+        bad = torch.tensor(len(failed), device=device())
         try:
             dist.all_reduce(bad)
         except Exception:

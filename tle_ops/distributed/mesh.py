@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from tle_ops.distributed import _dtensor
 from tle_ops.kernels._collective import facts
-from tle_ops.kernels._group import Member, member
+from tle_ops.kernels._group import members
 from tle_ops.language.mesh import PROCESS
 from tle_ops.language.mesh import device_mesh as language_mesh
 from tle_ops.language.sharding import ShardingSpec
@@ -30,12 +30,20 @@ class device_mesh(language_mesh):
     topology: level -> size, or level -> [(axis, size), ...]. Levels whose names contain "cluster" or "block" count
         blocks of one device and have no part in torch.distributed; the others count processes, numbered as its ranks.
 
+    If torch.distributed is initialized with as many processes as the mesh has, all of them must make the mesh together:
+    that creates the groups of its axes.
+
     >>> mesh = device_mesh({"node": 2, "device": 4})
-    >>> mesh.torch_mesh  # on every process: a torch.distributed.DeviceMesh of shape (2, 4)
-    >>> mesh[0].get_group()  # on the processes of node 0: their process group
+    >>> mesh.torch_mesh  # a torch.distributed.DeviceMesh of shape (2, 4)
+    >>> mesh[0].torch_mesh  # on the processes of node 0: one of shape (4,)
     """
 
     __slots__ = ()
+
+    def __init__(self, topology: Mapping[str, int | Sequence[tuple[str, int]]]) -> None:
+        super().__init__(topology)
+        if dist.is_available() and dist.is_initialized() and self.launch_size(PROCESS) == dist.get_world_size():
+            torch_mesh(self)
 
     def _view(self, *parts: Any) -> device_mesh:
         mesh = object.__new__(device_mesh)
@@ -44,45 +52,44 @@ class device_mesh(language_mesh):
 
     @property
     def torch_mesh(self) -> DeviceMesh:
-        """The process axes as a DeviceMesh. The members, and only they, must all ask for it."""
+        """The process axes as a DeviceMesh, see `torch_mesh`."""
         return torch_mesh(self)
 
-    def get_group(self) -> dist.ProcessGroup:
-        """The members' process group. The members, and only they, must all ask for it."""
-        return group_of(self)
-
-
-def _world(op: str) -> tuple[int, int]:
-    if not dist.is_available() or not dist.is_initialized():
-        raise ValueError(f"{op}: torch.distributed must be initialized, call init_process_group first")
-    return dist.get_rank(), dist.get_world_size()
+    def get_group(self) -> dist.ProcessGroup | None:
+        """The process group of the members; None for the others. That of a whole axis, or of all processes, is there;
+        any other must be asked for by all processes of the world the first time, as `new_group` demands."""
+        return _group(_ranks("get_group", self))
 
 
 def _ranks(op: str, mesh: language_mesh) -> tuple[int, ...]:
-    """The ranks of a mesh; this process is one of them."""
-    rank, world = _world(op)
+    """The processes of a mesh that is as large as the world."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise ValueError(f"{op}: torch.distributed must be initialized, call init_process_group first")
     if not isinstance(mesh, language_mesh):
         raise TypeError(f"{op}: mesh must be a device_mesh, got {type(mesh).__name__}")
-    if mesh.launch_size(PROCESS) > world:
-        raise ValueError(f"{op}: {mesh!r} must have at most the {world} processes of the world")
-    if rank not in mesh.ranks:
-        raise ValueError(f"{op}: the calling process must be a member, {mesh.ranks}, got rank {rank}")
-    return mesh.ranks
+    size, world = mesh.launch_size(PROCESS), dist.get_world_size()
+    if size != world:
+        raise ValueError(f"{op}: the whole mesh must have the {world} processes of the world, got {size}")
+    return tuple(sorted(mesh.ranks))
 
 
-def _group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    """The group of these ranks, made by its members alone."""
+def _require_member(op: str, mesh: language_mesh) -> tuple[int, ...]:
+    ranks = _ranks(op, mesh)
+    if dist.get_rank() not in ranks:
+        raise ValueError(f"{op}: the calling process must be one of the mesh, {ranks}, got rank {dist.get_rank()}")
+    return ranks
+
+
+def _group(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
     if ranks == tuple(range(dist.get_world_size())):
         return dist.group.WORLD
     with _lock:
-        key = (id(dist.group.WORLD), ranks)
-        if key not in _groups:
-            _groups[key] = dist.new_group(list(ranks), use_local_synchronization=True)
-        return _groups[key]
-
-
-def group_of(mesh: language_mesh) -> dist.ProcessGroup:
-    return _group(tuple(sorted(_ranks("get_group", mesh))))
+        world = id(dist.group.WORLD)
+        if (world, ranks) not in _groups:
+            # Not with use_local_synchronization: its names depend on how many groups a process has.
+            _groups[world, ranks] = dist.new_group(list(ranks))
+        found = _groups[world, ranks]
+    return found if isinstance(found, dist.ProcessGroup) else None
 
 
 def _device_type() -> str:
@@ -91,13 +98,15 @@ def _device_type() -> str:
 
 def torch_mesh(mesh: language_mesh, device_type: str | None = None) -> DeviceMesh:
     """The process axes of a mesh as a torch.distributed.DeviceMesh, with their names. One per mesh: asking again gives
-    the same. The processes of the mesh, and only they, must all call this.
+    the same. For a whole mesh all its processes must call this together (a `device_mesh` has done so already); for a
+    sub-mesh of whole axes its members need not.
 
     device_type: "cuda" or "cpu"; default: "cuda" if the default group has NCCL.
 
-    ValueError: the world is smaller than the mesh, the caller is no member, or an axis mixes processes and blocks.
+    ValueError: the mesh has not the processes of the world, the caller is no member, an axis mixes processes and
+    blocks, or the sub-mesh cuts an axis.
     """
-    ranks = _ranks("torch_mesh", mesh)
+    ranks = _require_member("torch_mesh", mesh)
     device_type = device_type or _device_type()
     key = (id(dist.group.WORLD), mesh, device_type)
     if key in _meshes:
@@ -106,15 +115,30 @@ def torch_mesh(mesh: language_mesh, device_type: str | None = None) -> DeviceMes
     names = tuple(n for n, kind in zip(mesh.dim_names, mesh.dim_kinds, strict=True) if kind == PROCESS) or ("flat",)
     grid = torch.tensor([mesh.rank_of(i) for i in range(len(ranks))], dtype=torch.int).view(shape)
     if len(ranks) == dist.get_world_size():
-        found = DeviceMesh(device_type, grid, mesh_dim_names=names)  # collective over the world
+        found = DeviceMesh(device_type, grid, mesh_dim_names=names)
+        world = id(dist.group.WORLD)
+        for d in range(found.ndim):
+            group = found.get_group(d)
+            _groups.setdefault((world, tuple(sorted(dist.get_process_group_ranks(group)))), group)
     else:
-        at = (grid == dist.get_rank()).nonzero()[0].tolist()
-        lines = [grid[(*at[:d], slice(None), *at[d + 1 :])].tolist() for d in range(len(shape))]
-        groups = [_group(tuple(line)) for line in lines]
+        groups = [_group_of_line(mesh, grid, d) for d in range(grid.dim())]
         found = DeviceMesh.from_group(
             groups if len(groups) > 1 else groups[0], device_type, mesh=grid, mesh_dim_names=names
         )
     return _meshes.setdefault(key, found)
+
+
+def _group_of_line(mesh: language_mesh, grid: Tensor, d: int) -> dist.ProcessGroup:
+    """The group of this process along axis d of a sub-mesh: known, since it is a whole axis of the mesh."""
+    at = (grid == dist.get_rank()).nonzero()[0].tolist()
+    line = tuple(sorted(grid[(*at[:d], slice(None), *at[d + 1 :])].tolist()))
+    found = _groups.get((id(dist.group.WORLD), line))
+    if found is None:
+        raise ValueError(
+            f"torch_mesh: the axes of a sub-mesh must be whole axes of the mesh, got ranks {line} of {mesh!r}; "
+            "call get_group() of that axis on every process first"
+        )
+    return found
 
 
 def placements(sharding: ShardingSpec) -> tuple[Placement, ...]:
@@ -163,9 +187,7 @@ def make_sharded_tensor(
     op = "make_sharded_tensor"
     mesh, where = torch_mesh(sharding.mesh), placements(sharding)
     if sharding.split is not None and len(sharding.split) != local.dim():
-        raise ValueError(
-            f"{op}: local must have {len(sharding.split)} dimensions as the sharding, got {local.dim()}"
-        )
+        raise ValueError(f"{op}: local must have {len(sharding.split)} dimensions as the sharding, got {local.dim()}")
     equal = shape is None
     if equal:
         shape = list(local.shape)
@@ -176,17 +198,13 @@ def make_sharded_tensor(
     if tuple(local.shape) != want:
         raise ValueError(f"{op}: local must have shape {list(want)}, a part of {list(shape)}, got {list(local.shape)}")
     if check:
-        everyone = _member_of(op, sharding.mesh)
-        everyone.agree(op, {**facts(local), "shape": list(shape), "sharding": repr(sharding)})
+        here = members(op, _require_member(op, sharding.mesh))
+        here.agree(op, {**facts(local), "shape": list(shape), "sharding": repr(sharding)})
     strides, n = [], 1
     for size in reversed(shape):
         strides.insert(0, n)
         n *= max(size, 1)
     return DTensor.from_local(local, mesh, where, run_check=False, shape=torch.Size(shape), stride=tuple(strides))
-
-
-def _member_of(op: str, mesh: language_mesh) -> Member:
-    return member(op, group_of(mesh).group_name)
 
 
 def local_shape(sharding: ShardingSpec, shape: Sequence[int], rank: int | None = None) -> tuple[int, ...]:

@@ -10,6 +10,8 @@ from torch import Tensor
 from tle_ops import _meta
 from tle_ops.kernels._group import Member, member
 
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name until torch 2.12
+
 
 def facts(x: Tensor, **options: object) -> dict[str, object]:
     """What all processes must have alike."""
@@ -23,8 +25,8 @@ def bytes_of(t: Tensor) -> Tensor:
 
 def send_and_receive(me: Member, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
     """Tensors and the ranks to or from which they go; the received ones must be contiguous."""
-    ops = [dist.P2POp(dist.isend, bytes_of(t), me.global_rank(peer), me.group) for t, peer in sends]
-    ops += [dist.P2POp(dist.irecv, bytes_of(t), me.global_rank(peer), me.group) for t, peer in receives]
+    ops = [dist.P2POp(dist.isend, bytes_of(t), me.ranks[peer], me.group) for t, peer in sends]
+    ops += [dist.P2POp(dist.irecv, bytes_of(t), me.ranks[peer], me.group) for t, peer in receives]
     for work in dist.batch_isend_irecv(ops) if ops else ():
         work.wait()
 
@@ -94,9 +96,7 @@ def ring_exchange(x: Tensor, shift: int = 1, group: str = "") -> Tensor:
 
 
 def distributed_barrier(token: Tensor, group: str = "", timeout: float = 0.0, name: str = "") -> Tensor:
-    me = member("distributed_barrier", group)
-    number = me.counts.get("barrier", 0) + 1
-    me.meet("barrier", "here", f"distributed_barrier {name or f'number {number}'}", timeout)
+    member("distributed_barrier", group).barrier(name, timeout)
     return token.clone(memory_format=torch.contiguous_format)
 
 
@@ -116,7 +116,7 @@ def all_gather_fp8(
     def gather() -> None:
         for whole, part in zip(fresh, local, strict=True):
             if whole.numel():
-                dist.all_gather_into_tensor(bytes_of(whole), bytes_of(part), me.group)
+                _all_gather(bytes_of(whole), bytes_of(part), me.group)
 
     me.exchange(op, gather)
     return fresh

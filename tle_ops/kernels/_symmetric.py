@@ -31,7 +31,7 @@ from tle_ops.language._remote import device_context, signal_count
 CHANNELS = 1024  # programs of a launch that may meet their like on the peers
 TILES = 1 << 16  # of one process's data that can be reported one by one
 LEAST = 1 << 22  # bytes of a half
-_lock = threading.Lock()
+_lock = threading.RLock()
 _workspaces: dict[tuple, Workspace | None] = {}
 _tensors: dict[int, tuple[StorageWeakRef, Tensor]] = {}  # address of a storage -> it, and its context
 
@@ -62,6 +62,7 @@ class Workspace:
         me.barrier("before the first use of symmetric memory")  # all signals are 0 before anyone counts
 
     def raise_if_missing(self, what: str, me: Member) -> None:
+        """PeerError if a kernel of an earlier call has given up; the workspace, out of step, is given back."""
         if self.missing.any():
             ranks = self.missing.nonzero().flatten().tolist()
             release(me)
@@ -110,8 +111,7 @@ def workspace(op: str, me: Member, device: torch.device, nbytes: int) -> Workspa
     key = (me.name, device)
     found = _workspaces.get(key, False)
     if found and found.half >= nbytes:
-        if me.group is not None and found.rank == me.rank:
-            found.raise_if_missing(op, me)
+        found.raise_if_missing(op, me)
         _on_one_stream(found)
         return found
     if found is None:
@@ -146,6 +146,13 @@ def _on_one_stream(ws: Workspace) -> None:
     if ws.stream is not None and ws.stream != stream:
         stream.wait_stream(ws.stream)
     ws.stream = stream
+
+
+def raise_if_missing(me: Member) -> None:
+    """PeerError if a kernel of this group, on any device, has given up."""
+    for (name, _), ws in list(_workspaces.items()):
+        if ws is not None and name == me.name:
+            ws.raise_if_missing("distributed_barrier", me)
 
 
 def release(me: Member | None = None) -> None:

@@ -1,0 +1,257 @@
+"""The distributed ops beside what users would take, on the GPUs of one host:
+
+    torchrun --nproc-per-node 2 -m bench.distributed
+
+Times are of CUDA events around calls back to back, over tensors that take turns so that none is in the L2 cache; of
+several rounds the median, of the processes the slowest. Every result is compared with the plain composition before
+it is timed. NVLink multicast stays off, for NCCL as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import tle_ops
+import tle_ops.distributed as td
+from bench import report
+
+MiB = 1 << 20
+TURNS = 4  # tensors that take turns
+BF16 = torch.bfloat16
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def timed_us(calls: list[Callable[[], Any]], rounds: int, per_round: int) -> float:
+    """Of one call, on the slowest process."""
+    for call in calls:
+        call()
+    samples = []
+    for _ in range(rounds):
+        dist.barrier()
+        torch.cuda.synchronize()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(1_000_000)  # the host runs ahead
+        start.record()
+        for i in range(per_round):
+            calls[i % len(calls)]()
+        end.record()
+        torch.cuda.synchronize()
+        samples.append(start.elapsed_time(end) * 1e3 / per_round)
+    slowest = torch.tensor(statistics.median(samples), device="cuda")
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return slowest.item()
+
+
+def replayed_us(call: Callable[[], Any], rounds: int, times: int = 20) -> float:
+    """In a CUDA graph: what the GPU needs, without the host."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            call()
+    return timed_us([graph.replay], rounds, 3) / times
+
+
+class Bench:
+    def __init__(self, rounds: int) -> None:
+        self.rank, self.world, self.rounds = dist.get_rank(), dist.get_world_size(), rounds
+        self.rows: list[dict[str, Any]] = []
+
+    def row(self, op: str, case: str, times: dict[str, float], note: str = "", gigabytes: float | None = None) -> None:
+        row = {"op": op, "case": case, "us": times, "note": note}
+        if gigabytes is not None:
+            row["gb_per_s"] = {name: gigabytes * 1e6 / us for name, us in times.items()}
+        self.rows.append(row)
+        if self.rank == 0:
+            print(f"{op:20s} {case:24s} {'  '.join(f'{n} {us:.1f}' for n, us in times.items())}  {note}", flush=True)
+
+    def tensors(self, *shape: int, dtype: torch.dtype = BF16) -> list[Tensor]:
+        return [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(TURNS)]
+
+    def all_gather(self, megabytes: int) -> None:
+        M, N = megabytes * MiB // 2 // 4096, 4096
+        xs = self.tensors(M, N)
+        whole = torch.empty(M * self.world, N, dtype=BF16, device="cuda")
+        _gather(whole, xs[0])
+        for got, want in zip(tle_ops.all_gather_fp8(xs[0]), tle_ops.per_token_cast_fp8(whole), strict=True):
+            assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)), "all_gather_fp8 is wrong"
+        q_all = torch.empty(M * self.world, N, dtype=torch.uint8, device="cuda")
+        s_all = torch.empty(M * self.world, N // 128, device="cuda")
+
+        def by_nccl(x: Tensor) -> None:
+            q, scales = tle_ops.per_token_cast_fp8(x)
+            _gather(q_all, q.view(torch.uint8))
+            _gather(s_all, scales)
+
+        times = {
+            "all_gather_fp8": self._timed([lambda x=x: tle_ops.all_gather_fp8(x) for x in xs], megabytes),
+            "bf16 all_gather_into_tensor": self._timed([lambda x=x: _gather(whole, x) for x in xs], megabytes),
+            "cast + NCCL": self._timed([lambda x=x: by_nccl(x) for x in xs], megabytes),
+        }
+        effective = times["bf16 all_gather_into_tensor"] / times["all_gather_fp8"]
+        self.row("all_gather_fp8", f"{megabytes} MiB of bf16 a rank", times, f"{effective:.2f} times bf16")
+
+    def _timed(self, calls: list[Callable[[], Any]], megabytes: int) -> float:
+        return timed_us(calls, self.rounds, 8 if megabytes >= 256 else 20)
+
+    def reduce_scatter(self, megabytes: int) -> None:
+        M, N = megabytes * MiB // 2 // 4096, 4096
+        xs = self.tensors(M, N)
+        part = torch.empty(M // self.world, N, dtype=BF16, device="cuda")
+        _scatter(part, xs[0])
+        got = tle_ops.reduce_scatter_fp8(xs[0])
+        error = (got.float() - part.float()).norm() / part.float().norm()
+        assert error < 0.05, f"reduce_scatter_fp8 is off by {error}"
+        times = {
+            "reduce_scatter_fp8": self._timed([lambda x=x: tle_ops.reduce_scatter_fp8(x) for x in xs], megabytes),
+            "bf16 reduce_scatter_tensor": self._timed([lambda x=x: _scatter(part, x) for x in xs], megabytes),
+        }
+        effective = times["bf16 reduce_scatter_tensor"] / times["reduce_scatter_fp8"]
+        self.row("reduce_scatter_fp8", f"{megabytes} MiB of bf16 a rank", times, f"{effective:.2f} times bf16")
+
+    def remote(self, megabytes: int) -> None:
+        n, peer = megabytes * MiB // 4, (self.rank + 1) % self.world
+        x = td.empty_symmetric((n,), torch.float32).normal_()
+        y = x.clone()
+        got, ring = tle_ops.remote(x, peer), tle_ops.ring_exchange(y)
+        assert torch.equal(got, ring), "remote and ring_exchange differ"
+        times = {
+            "remote, symmetric x": self._timed([lambda: tle_ops.remote(x, peer)], megabytes),
+            "remote, any x": self._timed([lambda: tle_ops.remote(y, peer)], megabytes),
+            "copy_ from the peer": self._timed([self._copy_from_peer(megabytes)], megabytes),
+            "NCCL send and receive": self._timed([self._send_and_receive(y)], megabytes),
+        }
+        self.row("remote", f"{megabytes} MiB", times, gigabytes=n * 4 / 1e9)
+
+    def _copy_from_peer(self, megabytes: int) -> Callable[[], Any]:
+        import torch.distributed._symmetric_memory as symmetric
+
+        n = megabytes * MiB // 4
+        buffer = symmetric.empty(n, dtype=torch.float32, device=torch.device("cuda", torch.cuda.current_device()))
+        handle = symmetric.rendezvous(buffer, dist.group.WORLD)
+        peer = handle.get_buffer((self.rank + 1) % self.world, (n,), torch.float32)
+        out = torch.empty(n, device="cuda")
+        return lambda: out.copy_(peer)
+
+    def _send_and_receive(self, x: Tensor) -> Callable[[], Any]:
+        out = torch.empty_like(x)
+        after, before = (self.rank + 1) % self.world, (self.rank - 1) % self.world
+
+        def call() -> None:
+            ops = [dist.P2POp(dist.isend, x, before), dist.P2POp(dist.irecv, out, after)]
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
+
+        return call
+
+    def barrier(self) -> None:
+        import torch.distributed._symmetric_memory as symmetric
+
+        device = torch.device("cuda", torch.cuda.current_device())
+        handle = symmetric.rendezvous(symmetric.empty(16, dtype=torch.float32, device=device), dist.group.WORLD)
+        token, one = torch.empty(0, device="cuda"), torch.zeros(1, device="cuda")
+        times = {
+            "distributed_barrier": replayed_us(lambda: tle_ops.distributed_barrier(token), self.rounds),
+            "distributed_barrier, eager": timed_us([lambda: tle_ops.distributed_barrier(token)], self.rounds, 100),
+            "symmetric memory": timed_us([lambda: handle.barrier()], self.rounds, 100),
+            "NCCL all_reduce of one": timed_us([lambda: dist.all_reduce(one)], self.rounds, 100),
+        }
+        self.row("distributed_barrier", "", times)
+
+
+def markdown(result: dict[str, Any]) -> str:
+    env = result["environment"]
+    lines = [
+        f"{env['card']} x {result['world']}, driver {env['driver']}, torch {env['torch']}, Triton {env['triton']}, "
+        f"tle_ops {env['tle_ops']}, {env['date']}. Microseconds; NVLink multicast off.",
+        "",
+    ]
+    for op in dict.fromkeys(row["op"] for row in result["cases"]):
+        rows = [row for row in result["cases"] if row["op"] == op]
+        names = list(dict.fromkeys(name for row in rows for name in row["us"]))
+        lines += [f"| {op} | {' | '.join(names)} | |", f"| --- |{' ---: |' * len(names)} --- |"]
+        for row in rows:
+            rates = row.get("gb_per_s", {})
+            figures = [f"{row['us'][n]:.1f}" + (f" ({rates[n]:.0f} GB/s)" if n in rates else "") for n in names]
+            lines.append(f"| {row['case']} | {' | '.join(figures)} | {row['note']} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def chart(result: dict[str, Any], path: pathlib.Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shown = [row for row in result["cases"] if len(row["us"]) > 1]
+    figure, axes = plt.subplots(figsize=(9, 0.32 * sum(len(row["us"]) + 1 for row in shown) + 1))
+    at, ticks, labels = 0, [], []
+    for row in shown:
+        slowest = max(row["us"].values())
+        for i, (name, us) in enumerate(row["us"].items()):
+            axes.barh(at, slowest / us, color="#1f5fa8" if i == 0 else "#bab0ac")
+            axes.text(slowest / us, at, f" {us:.0f} us", va="center", fontsize=7)
+            ticks.append(at)
+            labels.append(f"{row['op']} {row['case']}: {name}" if i == 0 else name)
+            at += 1
+        at += 0.6
+    axes.set_yticks(ticks, labels, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("speed, the slowest of each group = 1")
+    axes.set_title(f"{result['environment']['card']} x {result['world']}", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 16, 64, 256], help="MiB of bf16 a rank")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=pathlib.Path, default=None, help="default: bench/results/<card>")
+    options = parser.parse_args()
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    device = torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("nccl", device_id=device, timeout=datetime.timedelta(seconds=120))
+    torch.manual_seed(dist.get_rank())
+    bench = Bench(options.rounds)
+    bench.barrier()
+    for megabytes in options.sizes:
+        bench.all_gather(megabytes)
+        bench.reduce_scatter(megabytes)
+        bench.remote(megabytes)
+    if dist.get_rank() == 0:
+        result = {
+            "family": "distributed",
+            "world": dist.get_world_size(),
+            "environment": report.environment(device, {}, options.rounds),
+            "cases": bench.rows,
+        }
+        card = report.slug(result["environment"]["card"])
+        folder = options.out or pathlib.Path(__file__).parent / "results" / card
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "distributed.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        (folder / "distributed.md").write_text(markdown(result), encoding="utf-8")
+        chart(result, folder / "distributed.png")
+    dist.barrier()
+    td.release()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
