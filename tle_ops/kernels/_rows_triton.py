@@ -111,7 +111,7 @@ def _exp2(x):
 
 
 @triton.jit
-def _reciprocal(x):
+def reciprocal(x):
     """1 / x to an ulp, by one instruction: Triton's division takes eight. What would be denormal is 0"""
     if _INTERPRETED:
         return tl.where(tl.abs(x) > 8.507059173023462e37, 0.0, 1 / x)
@@ -121,7 +121,7 @@ def _reciprocal(x):
 
 @triton.jit
 def sigmoid(x):
-    return _reciprocal(1 + _exp2(x * -1.4426950408889634))
+    return reciprocal(1 + _exp2(x * -1.4426950408889634))
 
 
 @triton.jit
@@ -158,13 +158,36 @@ def silu_product(gate, up, WIDE: tl.constexpr):
     not finite where the quotient or `up` is infinite, and then there is nothing to correct. A gate below -87.3 gives 0:
     the reciprocal leaves the normal numbers there, as exp(-gate) leaves float32 in the plain composition at -88.7."""
     total, low = one_plus_exp(gate, WIDE)
-    reciprocal = _reciprocal(total)
-    value = gate * reciprocal
+    inverse = reciprocal(total)
+    value = gate * inverse
     rest = tl.fma(value * -1.0, total, gate)
     if WIDE:
         rest = tl.fma(value * -1.0, low, rest)
-    rest = rest * reciprocal * up
+    rest = rest * inverse * up
     return tl.fma(value, up, tl.where(tl.abs(rest) < float("inf"), rest, 0.0))
+
+
+@triton.jit
+def silu_product_of_finite(gate, up, WIDE: tl.constexpr):
+    """The same by a fifth fewer instructions, but NaN or infinite also where only an intermediate is: gate * up is
+    exact for 16-bit types, and its quotient by `one_plus_exp` is rounded once."""
+    total, low = one_plus_exp(gate, WIDE)
+    product = gate * up
+    inverse = reciprocal(total)
+    value = product * inverse
+    rest = tl.fma(value * -1.0, total, product)
+    if WIDE:
+        rest = tl.fma(value * -1.0, low, rest) + tl.fma(gate, up, product * -1.0)
+    return tl.fma(rest, inverse, value)
+
+
+@triton.jit
+def opaque(x):
+    """x; but the compiler does not know, so what it made of x before is not kept in registers for use after."""
+    if _INTERPRETED or x.dtype.primitive_bitwidth != 16:
+        return x
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, is_pure=False, pack=2)
 
 
 @triton.jit

@@ -28,92 +28,43 @@ from torch import Tensor
 
 from tle_ops import _meta
 from tle_ops._meta import FP8_MAX
+from tle_ops.kernels import _norm_cast_triton as norm_cast
 from tle_ops.kernels import norm_triton, quant_triton
+from tle_ops.kernels._norm_cast_triton import group_max, inverse_of
 from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._rows_triton import (
     LONGEST,
     clamp_above,
     clamp_both,
-    exact_root,
-    exact_squares,
-    load_rows,
+    reciprocal,
     row_start,
     rows_of,
-    scaled,
     silu_product,
+    silu_product_of_finite,
 )
 from tle_ops.kernels._triton import kernel, magnitude, scale_of
 
-_TILE = 2048  # elements per program of 2 warps
+_TILE = 1024  # elements per program of one warp
+_FITS = 48 * 2**20  # elements of x that may leave the L2 cache (60 MB) first
 _CHUNK = 4096  # elements per program of 4 warps, on the long way
 _CODE = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
 
 
-# --- device functions -------------------------------------------------------------------------------------------------
-@triton.jit
-def _amax(y, ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """max |y| of each group, as the bits of a float32: [ROWS, BLOCK] -> [ROWS, BLOCK / GROUP]"""
-    return tl.max(magnitude(tl.reshape(y, (ROWS, BLOCK // GROUP, GROUP))), axis=2)
-
-
-@triton.jit
-def _sum(a, b):
-    """a + b, and what its rounding lost (Knuth 1969)"""
-    total = a + b
-    back = total - a
-    return total, (a - (total - back)) + (b - back)
-
-
-@triton.jit
-def _weighted(x, weight_ptr, n, offset, N: tl.constexpr, WEIGHT: tl.constexpr, OFFSET: tl.constexpr):
-    """x * (weight + offset) good to half an ulp or hardly less. OFFSET: 0 if it is 0, 1 a power of two, 2 else"""
-    if WEIGHT and OFFSET:
-        weight = tl.load(weight_ptr + n, mask=n < N, other=0.0).to(tl.float32) + tl.zeros_like(x)
-        if OFFSET == 1:
-            return tl.fma(x, weight, x * offset)  # this product is exact
-        else:
-            weight, low = _sum(weight, offset)
-            return tl.fma(x, weight, x * low)
-    else:
-        return scaled(x, weight_ptr, n, offset, N, WEIGHT, False)
-
-
-@triton.jit
-def _inverse(scale):
-    """1 / scale as a sum of two float32; 0 of an infinite scale"""
-    finite = tl.where(scale == float("inf"), 1.0, scale)
-    guess = 1.0 / finite
-    inverse = tl.fma(tl.fma(finite * -1.0, guess, 1.0), guess, guess)
-    low = tl.fma(finite * -1.0, inverse, 1.0) * inverse
-    return tl.where(scale == float("inf"), 0.0, inverse), tl.where(scale == float("inf"), 0.0, low)
-
-
-@triton.jit
-def _store_scales(
-    scale, scales_ptr, m, first, M, s_m, s_n, N: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr
-):  # fmt: skip
-    g = first // GROUP + tl.arange(0, BLOCK // GROUP)[None, :]
-    tl.store(scales_ptr + m * s_m + g * s_n, scale, mask=(m < M) & (g * GROUP < N))
-
-
-@triton.jit
-def _store_codes(
-    y, factor, low, q_ptr, m, first, mask, N: tl.constexpr, CODE: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """cast(y * (factor + low)) from column `first` on; y [ROWS, BLOCK], factor and low [ROWS, BLOCK / GROUP], low may
-    be None. The product is good to an ulp, so only near ties can a code fall the other way."""
-    y = tl.reshape(y, (ROWS, BLOCK // GROUP, GROUP))
-    if low is None:
-        q = (y * factor[:, :, None]).to(CODE)
-    else:
-        q = tl.fma(y, factor[:, :, None] + tl.zeros_like(y), y * low[:, :, None]).to(CODE)
-    n = first + tl.arange(0, BLOCK)[None, :]
-    tl.store(q_ptr + m * N + n, tl.reshape(q, (ROWS, BLOCK)), mask=mask)
-
-
 # --- kernels ----------------------------------------------------------------------------------------------------------
-@kernel("M", "pitch", "s_m", "s_n", "limit")
+@triton.jit
+def _halves(x_ptr, n, mask, limit, H, LIMIT: tl.constexpr, EVICT: tl.constexpr):
+    if mask is None:
+        gate = tl.load(x_ptr + n, eviction_policy=EVICT).to(tl.float32)
+        up = tl.load(x_ptr + H + n, eviction_policy=EVICT).to(tl.float32)
+    else:
+        gate = tl.load(x_ptr + n, mask, 0.0, eviction_policy=EVICT).to(tl.float32)
+        up = tl.load(x_ptr + H + n, mask, 0.0, eviction_policy=EVICT).to(tl.float32)
+    if LIMIT:
+        gate, up = clamp_above(gate, limit), clamp_both(up, limit)
+    return gate, up
+
+
+@kernel("M", "pitch", "s_m", "s_n", "limit", "fits")
 def _swiglu_cast_kernel(
     x_ptr,  # [M, 2 N], row pitch `pitch`
     q_ptr,  # [M, N], contiguous
@@ -123,6 +74,7 @@ def _swiglu_cast_kernel(
     s_m: tl.int64,
     s_n: tl.int64,
     limit: tl.float32,
+    fits: tl.int32,  # x may leave the L2 cache first: it is small, and what was written before it stays there
     N: tl.constexpr,
     LIMIT: tl.constexpr,
     CODE: tl.constexpr,
@@ -130,99 +82,50 @@ def _swiglu_cast_kernel(
     UE8M0: tl.constexpr,
     ALIGNED: tl.constexpr,
     ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    G: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    across: tl.constexpr = (N + BLOCK - 1) // BLOCK
-    pid = tl.program_id(0).to(tl.int64)
-    m = pid // across * ROWS + tl.arange(0, ROWS)[:, None]
-    first = pid % across * BLOCK
-    n = first + tl.arange(0, BLOCK)[None, :]
-    mask = (m < M) & (n < N) if ROWS > 1 else (m >= 0) & (n < N)
-    at = row_start(m, 1, 0, pitch, False, ALIGNED) + n
-    gate = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(x_ptr + at + N, mask=mask, other=0.0).to(tl.float32)
-    if LIMIT:
-        gate, up = clamp_above(gate, limit), clamp_both(up, limit)
-    y = silu_product(gate, up, x_ptr.dtype.element_ty != tl.bfloat16)
-    scale = scale_of(_amax(y, ROWS, BLOCK, GROUP), FP8_MAX, UE8M0)
-    _store_scales(scale, scales_ptr, m, first, M, s_m, s_n, N, BLOCK, GROUP)
-    factor, _ = _inverse(scale)
-    _store_codes(y, factor, None, q_ptr, m, first, mask, N, CODE, ROWS, BLOCK, GROUP)
-
-
-@triton.jit
-def _scale_of_product(bits, rstd, rstd_low, FP8_MAX: tl.constexpr, UE8M0: tl.constexpr):
-    """`scale_of` for amax = (bits, as a float32) * (rstd + rstd_low), rounded once at the end"""
-    amax = bits.to(tl.float32, bitcast=True)
-    zeros = tl.zeros_like(amax)
-    high = amax * rstd
-    low = tl.fma(amax, zeros + rstd, high * -1.0) + amax * rstd_low
-    low = tl.where(high < 1e-4, 0.0, low)
-    high = tl.where(high < 1e-4, 1e-4, high)
-    scale = high * (1.0 / FP8_MAX)
-    rest = tl.fma(scale * -1.0, zeros + FP8_MAX, high) + low
-    scale = tl.fma(rest, zeros + 1.0 / FP8_MAX, scale)
-    if UE8M0:  # to the next power of two by the exponent's bits: exact powers stay
-        scale = ((scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
-    scale = tl.where(high == float("inf"), high, scale)
-    return tl.where(high == high, scale, float("nan"))
-
-
-@kernel("M", "heads", "outer", "pitch", "residual_pitch", "s_m", "s_n", "eps", "eps_low", "offset")
-def _rms_norm_cast_kernel(
-    x_ptr,  # [M, N], rows as `Rows` says
-    residual_ptr,  # with ADD: [M, N], row pitch residual_pitch
-    weight_ptr,  # with WEIGHT: [N]
-    q_ptr,  # [M, N], contiguous
-    scales_ptr,  # strides s_m, s_n
-    new_ptr,  # with ADD: [M, N], contiguous
-    M: tl.int64,
-    heads: tl.int64,
-    outer: tl.int64,
-    pitch: tl.int64,
-    residual_pitch: tl.int64,
-    s_m: tl.int64,
-    s_n: tl.int64,
-    eps: tl.float32,
-    eps_low: tl.float32,
-    offset: tl.float32,
-    N: tl.constexpr,
-    ADD: tl.constexpr,
-    WEIGHT: tl.constexpr,
-    OFFSET: tl.constexpr,
-    CODE: tl.constexpr,
-    FP8_MAX: tl.constexpr,
-    UE8M0: tl.constexpr,
-    SPLIT: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
-    n = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
-    mask = (m < M) & (n < N) if ROWS > 1 else (m >= 0) & (n < N)
-    x = load_rows(x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED)
-    rstd, rstd_low = exact_root(exact_squares(x), eps, eps_low, N)
-    rstd, rstd_low = rstd[:, None], rstd_low[:, None]
-    if tl.min(tl.min(rstd, axis=1), axis=0) > 0:
-        # y = x * weight * rstd is not needed itself: amax and codes come from x * weight, which is exact for 16-bit
-        # inputs, and rstd joins the scales.
-        y = _weighted(x, weight_ptr, n, offset, N, WEIGHT, OFFSET)
-        scale = _scale_of_product(_amax(y, ROWS, BLOCK, GROUP), rstd, rstd_low, FP8_MAX, UE8M0)
-        inverse, inverse_low = _inverse(scale)
-        factor = rstd * inverse
-        zeros = tl.zeros_like(factor)
-        low = tl.fma(zeros + rstd, inverse, factor * -1.0) + (rstd * inverse_low + rstd_low * inverse)
-        _store_scales(scale, scales_ptr, m, 0, M, s_m, s_n, N, BLOCK, GROUP)
-        _store_codes(y, factor, low, q_ptr, m, 0, mask, N, CODE, ROWS, BLOCK, GROUP)
-    else:  # a NaN, or squares that overflowed: x * weight could overflow too
-        y = scaled(x * rstd, weight_ptr, n, offset, N, WEIGHT, OFFSET > 0)
-        scale = scale_of(_amax(y, ROWS, BLOCK, GROUP), FP8_MAX, UE8M0)
-        factor, low = _inverse(scale)
-        _store_scales(scale, scales_ptr, m, 0, M, s_m, s_n, N, BLOCK, GROUP)
-        _store_codes(y, factor, low, q_ptr, m, 0, mask, N, CODE, ROWS, BLOCK, GROUP)
+    """G groups of each of ROWS rows: a tile [ROWS * G, GROUP]."""
+    across: tl.constexpr = (N + G * GROUP - 1) // (G * GROUP)
+    pid = tl.program_id(0)
+    m = (pid // across).to(tl.int64) * ROWS
+    first = (pid % across).to(tl.int64) * (G * GROUP)
+    row = tl.arange(0, ROWS * G) // G  # [ROWS * G]
+    column = tl.arange(0, ROWS * G) % G * GROUP
+    rest = tl.minimum(N - first, G * GROUP).to(tl.int32)
+    inside = column < rest
+    if ROWS > 1:
+        inside = inside & (row < M - m)
+        at = row_start(row[:, None].to(tl.int64), 1, 0, pitch, False, ALIGNED)
+    else:
+        at = tl.zeros((1, 1), tl.int32)
+    n = column[:, None] + tl.arange(0, GROUP)[None, :]
+    mask = None if N % (G * GROUP) == 0 and ROWS == 1 else inside[:, None] & (n < rest)
+    x_ptr += row_start(m, 1, 0, pitch, False, ALIGNED) + first
+    WIDE: tl.constexpr = x_ptr.dtype.element_ty != tl.bfloat16
+    if fits != 0:
+        gate, up = _halves(x_ptr, at + n, mask, limit, N, LIMIT, "evict_first")
+    else:
+        gate, up = _halves(x_ptr, at + n, mask, limit, N, LIMIT, "")
+    y = silu_product_of_finite(gate, up, WIDE)
+    amax = group_max(y, 1)
+    q_ptr += m * N + first
+    out = (row * N + column)[:, None] + tl.arange(0, GROUP)[None, :]
+    scales_ptr += m * s_m + first // GROUP * s_n
+    g = row * s_m + column // GROUP * s_n
+    if tl.max(magnitude(amax)) < 0x7F800000:
+        scale = scale_of(magnitude(amax), FP8_MAX, UE8M0)
+        guess = reciprocal(scale)
+        factor = tl.fma(tl.fma(scale * -1.0, guess, 1.0), guess, guess)
+        tl.store(q_ptr + out, (y * factor[:, None]).to(CODE), mask)
+        tl.store(scales_ptr + g, scale, mask=inside)
+    else:  # not finite, or an intermediate was not: once more, with care
+        gate, up = _halves(x_ptr, at + n, mask, limit, N, LIMIT, "")
+        y = silu_product(gate, up, WIDE)
+        scale = scale_of(tl.max(magnitude(y), axis=1), FP8_MAX, UE8M0)
+        factor, low = inverse_of(scale)
+        tl.store(q_ptr + out, (y * (factor + low)[:, None]).to(CODE), mask)
+        tl.store(scales_ptr + g, scale, mask=inside)
 
 
 # --- kernels of the long way: y in float32 ----------------------------------------------------------------------------
@@ -250,74 +153,6 @@ def _swiglu_kernel(
     if LIMIT:
         gate, up = clamp_above(gate, limit), clamp_both(up, limit)
     tl.store(y_ptr + m * N + n, silu_product(gate, up, x_ptr.dtype.element_ty != tl.bfloat16), mask=mask)
-
-
-@kernel("M", "heads", "outer", "pitch", "residual_pitch")
-def _squares_kernel(
-    x_ptr,  # [M, N], rows as `Rows` says
-    residual_ptr,  # with ADD: [M, N], row pitch residual_pitch
-    new_ptr,  # with ADD: [M, N], contiguous
-    squares_ptr,  # float64 [M, chunks]: the sum of squares of each chunk
-    M: tl.int64,
-    heads: tl.int64,
-    outer: tl.int64,
-    pitch: tl.int64,
-    residual_pitch: tl.int64,
-    N: tl.constexpr,
-    ADD: tl.constexpr,
-    SPLIT: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    chunks: tl.constexpr = (N + BLOCK - 1) // BLOCK
-    pid = tl.program_id(0).to(tl.int64)
-    m = pid // chunks + tl.zeros((1, 1), tl.int64)
-    n = pid % chunks * BLOCK + tl.arange(0, BLOCK)[None, :]
-    x = load_rows(
-        x_ptr, residual_ptr, new_ptr, m, n, n < N, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED
-    )
-    tl.store(squares_ptr + pid + tl.arange(0, 1), exact_squares(x))
-
-
-@kernel("M", "heads", "outer", "pitch", "eps", "eps_low", "offset")
-def _rms_norm_kernel(
-    x_ptr,  # [M, N], rows as `Rows` says
-    weight_ptr,  # with WEIGHT: [N]
-    squares_ptr,  # from _squares_kernel
-    y_ptr,  # [M, N], contiguous
-    M: tl.int64,
-    heads: tl.int64,
-    outer: tl.int64,
-    pitch: tl.int64,
-    eps: tl.float32,
-    eps_low: tl.float32,
-    offset: tl.float32,
-    N: tl.constexpr,
-    WEIGHT: tl.constexpr,
-    SPLIT: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    K: tl.constexpr,  # chunks, rounded up to a power of two
-):
-    chunks: tl.constexpr = (N + BLOCK - 1) // BLOCK
-    pid = tl.program_id(0).to(tl.int64)
-    m = pid // chunks + tl.zeros((1, 1), tl.int64)
-    n = pid % chunks * BLOCK + tl.arange(0, BLOCK)[None, :]
-    k = tl.arange(0, K)
-    squares = tl.sum(tl.load(squares_ptr + pid // chunks * chunks + k, mask=k < chunks, other=0.0), axis=0)
-    rstd, rstd_low = exact_root(squares, eps, eps_low, N)  # scalars
-    x = load_rows(x_ptr, x_ptr, y_ptr, m, n, n < N, heads, outer, pitch, pitch, N, False, SPLIT, ALIGNED)
-    rstd = tl.zeros_like(x) + rstd
-    y = x * rstd
-    rest = tl.fma(x, rstd, y * -1.0) + x * rstd_low
-    if WEIGHT:
-        weight, low = _sum(tl.load(weight_ptr + n, mask=n < N, other=0.0).to(tl.float32), offset)
-        rest = rest * weight + y * low
-        rest = tl.where(tl.abs(rest) < float("inf"), rest, 0.0)  # else y is not finite, or 0 * inf
-        y = tl.fma(y, weight, rest)
-    else:
-        y += tl.where(tl.abs(rest) < float("inf"), rest, 0.0)
-    tl.store(y_ptr + m * N + n, y, mask=n < N)
 
 
 # --- launchers --------------------------------------------------------------------------------------------------------
@@ -349,14 +184,14 @@ def swiglu_per_token_cast_fp8(
         y = _swiglu(x, q.shape, limit)
         return quant_triton.per_token_cast_fp8(y, group_size, dtype, scale_ue8m0, column_major_scales)
     x, r = rows_of(x)
-    block = max(group, min(triton.next_power_of_2(N), _TILE))
-    rows = max(1, _TILE // block)
+    groups = max(1, min(triton.next_power_of_2(N), _TILE) // group)
+    rows = max(1, _TILE // (groups * group))
     _swiglu_cast_kernel(
-        triton.cdiv(r.M, rows) * triton.cdiv(N, block),
+        triton.cdiv(r.M, rows) * triton.cdiv(N, groups * group),
         (x, q, scales),
-        (r.M, r.pitch, *_scale_strides(scales), 0.0 if limit is None else limit),
-        (N, limit is not None, _CODE[dtype], FP8_MAX[dtype], scale_ue8m0, r.aligned, rows, block, group),
-        max(2, min(rows * block // 1024, 16)),
+        (r.M, r.pitch, *_scale_strides(scales), 0.0 if limit is None else limit, int(x.numel() <= _FITS)),
+        (N, limit is not None, _CODE[dtype], FP8_MAX[dtype], scale_ue8m0, r.aligned, rows, groups, group),
+        min(max(rows * groups * group // 1024, 1), 16),
     )
     return q, scales
 
@@ -433,17 +268,30 @@ def _rms_norm_cast(
     x, r = rows_of(x, may_split=True)
     add = residual is not None
     residual, residual_rows = rows_of(residual) if add else (x, r)
-    rows, block, num_warps = norm_triton.tile_of(N)
     kind = 0 if offset == 0 else 1 if abs(math.frexp(offset)[0]) == 0.5 else 2
+    tensors = (x, residual, x if weight is None else weight.contiguous(), q, scales, new if add else q)
+    scalars = (r.M, r.heads, r.outer, r.pitch, residual_rows.pitch, *_scale_strides(scales))
+    scalars = (*scalars, *_two_floats(eps), *_two_floats(offset))
     flags = (N, add, weight is not None, kind, _CODE[dtype], FP8_MAX[dtype], ue8m0, r.split)
-    _rms_norm_cast_kernel(
-        triton.cdiv(r.M, rows),
-        (x, residual, x if weight is None else weight.contiguous(), q, scales, new if add else q),
-        (r.M, r.heads, r.outer, r.pitch, residual_rows.pitch, *_scale_strides(scales), *_two_floats(eps), offset),
-        (*flags, r.aligned and residual_rows.aligned, rows, block, group),
-        num_warps,
-    )
+    flags = (*flags, r.aligned and residual_rows.aligned)
+    whole = group >= N
+    width = 128 if whole else group
+    if N >= 1024 and 16 <= width <= 1024:
+        piece, num_warps = _piece(N)
+        fits = int(x.numel() * (1 + add) <= _FITS)
+        constants = (*flags, whole, piece // width, width)
+        norm_cast._long_row_cast_kernel(r.M, tensors, (*scalars, fits), constants, num_warps)
+    else:
+        rows, block, num_warps = norm_triton.tile_of(N)
+        norm_cast._short_rows_cast_kernel(
+            triton.cdiv(r.M, rows), tensors, scalars, (*flags, rows, block, group), num_warps
+        )
     return q, scales
+
+
+def _piece(N: int) -> tuple[int, int]:
+    """Columns of a tile of a long row, 8 of them at most, and warps."""
+    return (1024, 2 if N <= 4096 else 4) if N <= 8192 else (2048, 8)
 
 
 def _rms_norm(
@@ -459,7 +307,7 @@ def _rms_norm(
     block = min(triton.next_power_of_2(r.N), _CHUNK)
     chunks = triton.cdiv(r.N, block)
     squares = torch.empty((r.M, chunks), dtype=torch.float64, device=x.device)
-    _squares_kernel(
+    norm_cast._squares_kernel(
         r.M * chunks,
         (x, residual, new if add else x, squares),
         (r.M, r.heads, r.outer, r.pitch, residual_rows.pitch),
@@ -467,10 +315,10 @@ def _rms_norm(
     )
     if add:
         x, r = rows_of(new)
-    _rms_norm_kernel(
+    norm_cast._rms_norm_kernel(
         r.M * chunks,
         (x, x if weight is None else weight.contiguous(), squares, y),
-        (r.M, r.heads, r.outer, r.pitch, *_two_floats(eps), offset),
+        (r.M, r.heads, r.outer, r.pitch, *_two_floats(eps), *_two_floats(offset)),
         (r.N, weight is not None, r.split, r.aligned, block, triton.next_power_of_2(chunks)),
     )
     return y
