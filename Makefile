@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | clean. Each first installs what it needs into $(VENV).
+# make demo | test | test-triton-versions | lint | bench | clean. Each first installs what it needs into $(VENV).
 # To use a Python that has everything already: make demo VENV= PYTHON=python3. Tests alone, without ruff: make pytest.
 PYTHON ?= python3
 VENV ?= .venv
@@ -20,12 +20,16 @@ endif
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint pytest bench clean docs check-dist test-torch-versions
+.PHONY: demo test test-triton-versions lint pytest bench clean docs check-dist test-torch-versions
 
 demo: $(ready)
 	$(run) examples/quantize_model.py $(ARGS)
 
 test: lint pytest
+
+# The language on Triton 3.6 to 3.9, an environment for each; ARGS="-s 'language(3.9.0)'" takes one.
+test-triton-versions: $(ready)
+	$(run) -m nox $(ARGS)
 
 lint: $(ready)
 	$(run) -m ruff check .
