@@ -60,4 +60,4 @@ bench: $(ready)
 	$(run) -m bench $(ARGS)
 
 clean:
-	rm -rf .venv .venv-docs .torch .mypy_cache site build dist *.egg-info .pytest_cache .ruff_cache .hypothesis demo.png
+	rm -rf .venv .nox .venv-docs .torch .mypy_cache site build dist *.egg-info .pytest_cache .ruff_cache .hypothesis demo.png
