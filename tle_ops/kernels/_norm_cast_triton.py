@@ -74,10 +74,12 @@ def _encode(y, factor, low, CODE: tl.constexpr):
 
 @triton.jit
 def _row_factors(rstd, rstd_low, FP8_MAX: tl.constexpr):
-    """(rstd + rstd_low) / FP8_MAX as a sum of two float32: amax times it is the scale"""
+    """(rstd + rstd_low) / FP8_MAX as a sum of two float32, neither negative (an infinite amax times both is infinite):
+    amax times it is the scale"""
     both = (rstd.to(tl.float64) + rstd_low.to(tl.float64)) * tl.full(rstd.shape, 1 / FP8_MAX, tl.float64)
-    high = both.to(tl.float32)
-    return high, tl.where(high < float("inf"), (both - high.to(tl.float64)).to(tl.float32), 0.0)
+    near = both.to(tl.float32)
+    high = tl.where(near < float("inf"), _below(near, 1), near)
+    return high, tl.where(near < float("inf"), (both - high.to(tl.float64)).to(tl.float32), 0.0)
 
 
 @triton.jit
@@ -93,7 +95,7 @@ def _scale_and_factor(amax, rstd, rstd_low, by, by_low, FP8_MAX: tl.constexpr, U
     factor = _below(product, 2)
     low = tl.fma(zeros + rstd, inverse, factor * -1.0) + (rstd * low + rstd_low * inverse)
     finite = scale < float("inf")
-    return scale, tl.where(finite, factor, inverse), tl.where(finite, low, 0.0)
+    return scale, tl.where(finite, factor, product), tl.where(finite, low, 0.0)
 
 
 @triton.jit
@@ -265,10 +267,11 @@ def _cast_odd_row(
         x = tl.load(x_ptr + first + n, mask=first + n < N, other=0.0).to(tl.float64)
         total += x * x
     rstd, rstd_low = exact_root(tl.sum(total), eps, eps_low, N)
-    # rstd is NaN, or 0 where even the mean overflows: x * weight could overflow, too, so rstd goes first.
-    before = tl.where(rstd > 0, 1.0, rstd)
-    rstd_low = tl.where(rstd > 0, rstd_low, 0.0)
-    rstd = tl.where(rstd > 0, rstd, 1.0)
+    # NaN, or 0 where even the mean overflows: x * weight could overflow, too, so rstd goes first. Infinite likewise.
+    usual = (rstd > 0) & (rstd < float("inf"))
+    before = tl.where(usual, 1.0, rstd)
+    rstd_low = tl.where(usual, rstd_low, 0.0)
+    rstd = tl.where(usual, rstd, 1.0)
     by, by_low = _row_factors(rstd, rstd_low, FP8_MAX)
     largest = tl.zeros((G,), tl.float32)
     if WHOLE:
