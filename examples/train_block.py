@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
+import pathlib
 import time
 from collections.abc import Iterator
 
@@ -167,15 +169,18 @@ def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--chart", default="train_block.png", help="where to draw; '' for nowhere")
+    parser.add_argument("--json", default="", help="where to write the losses; '' for nowhere")
     o = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     text = read_text()
     print(f"{len(text)} bytes of text; {o.steps} steps of {o.batch} x {o.length} bytes on {device}")
-    curves = {}
+    curves, per_step = {}, {}
     for name, ops, seed in (("tle_ops", tle_ops, 1), ("plain PyTorch", Plain, 1), ("plain, another order", Plain, 2)):
-        curves[name], seconds = train(ops, text, o, device, seed)
+        curves[name], per_step[name] = train(ops, text, o, device, seed)
         first, last = curves[name][0], sum(curves[name][-10:]) / len(curves[name][-10:])
-        print(f"{name:22s} loss {first:.3f} -> {last:.3f} (mean of the last 10), {seconds * 1e3:.1f} ms per step")
+        print(
+            f"{name:22s} loss {first:.3f} -> {last:.3f} (mean of the last 10), {per_step[name] * 1e3:.1f} ms per step"
+        )
     tle, plain, other = curves.values()
     for name, losses in (("tle_ops", tle), ("another order", other)):
         differences = [abs(a - b) for a, b in zip(losses, plain, strict=True)]
@@ -183,6 +188,10 @@ def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
     if o.chart and importlib.util.find_spec("matplotlib"):
         chart(o.chart, curves, device)
         print(f"chart: {o.chart}")
+    if o.json:
+        ran = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu", "torch": torch.__version__}
+        result = {**ran, "options": vars(o), "seconds_per_step": per_step, "losses": curves}
+        pathlib.Path(o.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return curves
 
 
