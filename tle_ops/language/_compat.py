@@ -22,6 +22,8 @@ TRITON = tuple(int(n) for n in re.findall(r"\d+", triton.__version__)[:2])
 # What a shared-memory descriptor can do with a tensor of indices.
 HAS_SCATTER = hasattr(gl.shared_memory_descriptor, "scatter")  # and gather: 3.7
 HAS_ATOMICS = hasattr(gl.shared_memory_descriptor, "atomic_scatter_add")  # 3.8
+# tl.load through pointers to whole blocks, with boundary_check and padding_option. Gone in 3.9.
+HAS_BLOCK_POINTERS = "boundary_check" in inspect.signature(core.load).parameters
 
 # A barrier of the warps that run the current role (of the whole block outside warp_specialize). Renamed in 3.7.
 block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
