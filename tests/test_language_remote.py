@@ -224,6 +224,14 @@ def test_a_world_of_many_processes():
     assert world.signals[:, 0, 50].nonzero().flatten().tolist() == [*range(2, 50, 8), 50, *range(58, 72, 8)]
 
 
+def test_a_mesh_of_the_first_processes():
+    world = World(6)
+    world.signals[1, 2, 0] = 1
+    assert _barrier(world, 1, tle.device_mesh({"device": 2}), index=2, polls=1) == [0]
+    assert not world.signals[1].any()
+    assert world.signals[:, 2, 1].tolist() == [1, 0, 0, 0, 0, 0]
+
+
 def test_one_block_of_each_process():
     mesh = tle.device_mesh({"device": 2, "block": 4})
     world = World(2)

@@ -28,6 +28,7 @@ def allocate(size: int, dtype: torch.dtype, device: torch.device, channels: int)
     rank, world = dist.get_rank(), dist.get_world_size()
     words = tle.signal_count(world, channels)
     if device.type == "cuda":
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")  # not needed here
         buffer = symmetric_memory.empty(size, dtype=dtype, device=device)
         signals = symmetric_memory.empty(words, dtype=torch.int32, device=device).zero_()
         handles = [symmetric_memory.rendezvous(t, dist.group.WORLD) for t in (buffer, signals)]

@@ -203,12 +203,14 @@ def _contains(words: tl.constexpr, i):
 def _meet_processes(context, ranks: tl.constexpr, PROCESSES: tl.constexpr, channel, POLLS: tl.constexpr):
     """Tell every other member that this one is here, wait for all of them, and take their signals back. A signal is a
     count: a member that is a round ahead raises it to 2, and members may differ from one barrier to the next."""
+    world = tl.load(context + 1)  # a mesh may be of the first processes only
+    tl.device_assert(world >= PROCESSES, "distributed_barrier: more processes than the context has")
     tl.device_assert(channel < tl.load(context + 2), "distributed_barrier: more channels than the context has")
     me = tl.load(context).to(tl.int32)
     peer = tl.arange(0, triton.next_power_of_2(PROCESSES))
     others = _contains(_words(ranks, PROCESSES), peer) & (peer != me)
-    row = channel.to(tl.int64) * PROCESSES
-    table = context + _BUFFERS + PROCESSES
+    row = channel * world
+    table = context + _BUFFERS + world
     theirs = tl.load(table + peer, mask=others, other=0).to(tl.pointer_type(tl.int32)) + row + me
     mine = tl.load(table + me).to(tl.pointer_type(tl.int32)) + row + peer
     tl.debug_barrier()  # what this block's other threads stored comes before the signal
@@ -245,13 +247,14 @@ def _meet_blocks(counter, blocks: tl.constexpr, program):
 
 
 @triton.jit
-def _counter(context, PROCESSES: tl.constexpr, channel):
+def _counter(context, channel):
     """Where the blocks of this process count themselves."""
     if _is_counters(context):
         return context + channel
     else:
-        signals = tl.load(context + _BUFFERS + PROCESSES + tl.load(context)).to(tl.pointer_type(tl.int32))
-        return signals + tl.load(context + 2) * PROCESSES + channel
+        world = tl.load(context + 1)
+        signals = tl.load(context + _BUFFERS + world + tl.load(context)).to(tl.pointer_type(tl.int32))
+        return signals + tl.load(context + 2) * world + channel
 
 
 @triton.jit
@@ -288,10 +291,10 @@ def distributed_barrier(mesh: tl.constexpr, context=None, index=None, polls: tl.
     missing = program * 0
     if here:
         if len(blocks) > 1:
-            _meet_blocks(_counter(context, PROCESSES, channel), blocks, program)
+            _meet_blocks(_counter(context, channel), blocks, program)
         if len(ranks) > 1:
             if BLOCKS == 1 or program == blocks[0]:
                 missing = _meet_processes(context, ranks, PROCESSES, channel, polls)
             if len(blocks) > 1:
-                _meet_blocks(_counter(context, PROCESSES, channel), blocks, program)
+                _meet_blocks(_counter(context, channel), blocks, program)
     return missing
