@@ -107,6 +107,14 @@ def pipes():
         yield f"tma {capacity}", k.by_tma, dict(desc=D, out_ptr=F, n=N, **tile), dict(**square, **c)
     yield "ahead", k.one_role, {**row, "CAPACITY": C, "AHEAD": C}, {"BLOCK": 512, "CAPACITY": 3, "AHEAD": 2}
     yield "cursor", k.two_readers, two, {"BLOCK": 512, "CAPACITY": 3, "CURSOR": True}
+    for arch in (100, 120):
+        yield (
+            f"two readers, sm_{arch}",
+            k.two_readers,
+            two,
+            {"BLOCK": 512, "CAPACITY": 3, "CURSOR": False},
+            {"arch": arch},
+        )
     closing = {"x_ptr": F, "n_ptr": IP, "out_ptr": F, "BLOCK": C, "CAPACITY": C}
     yield "close", k.closing, closing, {"BLOCK": 512, "CAPACITY": 3}
     yield "one shot", k.broadcast_once, {"x_ptr": F, "out_ptr": F, "BLOCK": C}, {"BLOCK": 512}
@@ -135,21 +143,13 @@ def pointers():
         yield f"atomics {dtype}", k.atomics, {"out_ptr": pointer, "DTYPE": C, "N": C}, {"DTYPE": dtype, "N": 128}
     live = {"x_ptr": F, "sums_ptr": F, "out_ptr": F, "bad_ptr": IP, "n": N, "N": C, "CAPACITY": C, "SCATTER": C}
     yield "sentinels", k.sentinels, live, {"N": 512, "CAPACITY": 3, "SCATTER": HAS_SCATTER}
+    roles = {"x_ptr": F, "left_ptr": F, "right_ptr": F, "bad_ptr": IP, "n": N, "N": C, "CAPACITY": C}
+    yield "sentinels of roles", k.sentinels_of_roles, roles, {"N": 512, "CAPACITY": 3}
     yield "float add", k.float_add, {"x_ptr": F, "i_ptr": IP, "out_ptr": F, "N": C, "BINS": C}, {"N": 128, "BINS": 64}
 
 
 # Columns of a row, and whether the rows are aligned, so that they go by cp.async.
-ROWS = [
-    (1, False),
-    (33, False),
-    (7168, False),
-    (8, True),
-    (64, True),
-    (1024, True),
-    (4096, True),
-    (7168, True),
-    (20000, True),
-]
+ROWS = [(33, False), (7168, False), (64, True), (4096, True), (20000, True)]
 
 
 def norms():
@@ -163,14 +163,11 @@ def norms():
             tile = k.tile_of(columns, dtype.itemsize, aligned)
             flags = k.flags_of(columns, dtype.itemsize, aligned, True, tile)
             names = k._norm_kernel.arg_names[7:]
-            signature = {
-                "x_ptr": pointer,
-                "weight_ptr": pointer,
-                "y_ptr": pointer,
-                **scalars,
-                **dict.fromkeys(names, C),
-            }
-            yield f"{dtype} {columns} {aligned}", k._norm_kernel, signature, dict(zip(names, flags, strict=True)), tile
+            pointers = dict.fromkeys(k._norm_kernel.arg_names[:3], pointer)
+            signature = {**pointers, **scalars, **dict.fromkeys(names, C)}
+            options = {"num_warps": tile.warps, "maxnreg": tile.registers}
+            constants = dict(zip(names, flags, strict=True))
+            yield f"{dtype} {columns} {aligned}", k._norm_kernel, signature, constants, options
 
 
 def errors():
@@ -186,10 +183,9 @@ def report(group: str) -> None:
         for name, fn, signature, options in errors():
             print(json.dumps({"name": name, "error": error_of(lambda: compiled(fn, signature, {}, **options))}))  # noqa: B023
         return
-    for name, fn, signature, constants, *tile in {"pipes": pipes, "pointers": pointers, "norms": norms}[group]():
+    for name, fn, signature, constants, *options in {"pipes": pipes, "pointers": pointers, "norms": norms}[group]():
         try:
-            options = {"num_warps": tile[0].warps, "maxnreg": tile[0].registers} if tile else {}
-            line = facts(compiled(fn, signature, constants, **options))
+            line = facts(compiled(fn, signature, constants, **(options[0] if options else {})))
         except Exception as e:
             line = {"error": error_chain(e)}
         print(json.dumps({"name": name, **line}), flush=True)

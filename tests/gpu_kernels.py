@@ -170,3 +170,45 @@ def sentinels(x_ptr, sums_ptr, out_ptr, bad_ptr, n, N: gl.constexpr, CAPACITY: g
         bad += (tl.load(tle.gpu.local_ptr(second), layout=L) != k * 5 + 2).to(tl.int32)
         bad += (tl.load(tle.gpu.local_ptr(third), layout=L) != k * 7 + 3).to(tl.int32)
         tl.store(bad_ptr + it, gl.sum(bad, 0))
+
+
+@gluon.jit
+def _feed(writer, x_ptr, n, N: gl.constexpr):
+    k = gl.arange(0, N, gl.BlockedLayout([4], [32], [1], [0]))
+    for it in range(n):
+        slot = writer.acquire(it)
+        slot.x.store(gl.load(x_ptr + it * N + k))
+        writer.commit(it)
+
+
+@gluon.jit
+def _scan(reader, guard, sums_ptr, bad_ptr, n, STEP: gl.constexpr, N: gl.constexpr):
+    """Cumsums whose scratch memory is this role's own."""
+    L: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    k = gl.arange(0, N, L)
+    guard.store(k * STEP + 1)
+    for it in range(n):
+        x = reader.wait(it).slot.x.load(L)
+        exclusive, total = tle.cumsum(x)
+        again, _ = tle.cumsum(exclusive, reverse=True)
+        reader.release(it)
+        gl.store(sums_ptr + it * N + k, again + total)
+        gl.store(bad_ptr + it, gl.sum((guard.load(L) != k * STEP + 1).to(gl.int32), 0))
+
+
+@gluon.jit
+def sentinels_of_roles(x_ptr, left_ptr, right_ptr, bad_ptr, n, N: gl.constexpr, CAPACITY: gl.constexpr):
+    """Two roles scan at the same time, each beside a live buffer, while a third one feeds them."""
+    left = tle.gpu.alloc([N], gl.int32)
+    buf = tle.gpu.alloc([CAPACITY, N], gl.float32)
+    right = tle.gpu.alloc([N], gl.int32)
+    pipe = tle.pipe(capacity=CAPACITY, readers=("left", "right"), x=buf)
+    gl.warp_specialize(
+        [
+            (_scan, (pipe.reader("left"), left, left_ptr, bad_ptr, n, 3, N)),
+            (_scan, (pipe.reader("right"), right, right_ptr, bad_ptr + n, n, 5, N)),
+            (_feed, (pipe.writer(), x_ptr, n, N)),
+        ],
+        [4, 1],
+        [96, 40],
+    )

@@ -211,6 +211,22 @@ def test_sentinels(N, capacity):
     assert_same_bits(out, exclusive.gather(1, wanted))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("N", (128, 512, 2048))
+@pytest.mark.parametrize("capacity", (1, 3))
+def test_sentinels_of_roles(N, capacity):
+    n = 100
+    x = torch.randint(-9, 9, (n, N), device=DEVICE).float()
+    left, right = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+    bad = torch.full((2 * n,), -1, dtype=torch.int32, device=DEVICE)
+    kernels.sentinels_of_roles[(1,)](x, left, right, bad, n, N, capacity)
+    assert not bad.any()
+    exclusive = x.cumsum(1) - x
+    want = exclusive.flip(1).cumsum(1).flip(1) - exclusive + x.sum(1, keepdim=True)
+    assert_same_bits(left, want)
+    assert_same_bits(right, want)
+
+
 @triton.jit
 def _pipelined_kernel(a_ptr, b_ptr, c_ptr, sums_ptr, tiles_ptr, K, STEP: tl.constexpr, STAGES: tl.constexpr):
     """A product whose operands are on their way to shared memory, some steps ahead, while tle works beside them."""

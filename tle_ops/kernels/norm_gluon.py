@@ -75,31 +75,35 @@ def root_of(squares, eps, N: tl.constexpr):
 
 
 @gluon.jit
-def _scaled(x, weight_ptr, n, offset, N: gl.constexpr, WEIGHT: gl.constexpr):
+def _factors(weight_ptr, n, offset, N: gl.constexpr, WEIGHT: gl.constexpr):
     if WEIGHT:
-        return x * (gl.load(weight_ptr + n, mask=n < N, other=0.0).to(gl.float32) + offset)
+        return gl.load(weight_ptr + n, mask=n < N, other=0.0).to(gl.float32) + offset
     else:
-        return x
+        return gl.to_tensor(1.0)
 
 
 @gluon.jit
 def _normalize(
     reader, weight_ptr, y_ptr, M, eps, offset, N: gl.constexpr, WEIGHT: gl.constexpr, ROWS: gl.constexpr,
-    BLOCK: gl.constexpr, VECTOR: gl.constexpr, WARPS: gl.constexpr,
+    BLOCK: gl.constexpr, VECTOR: gl.constexpr, WARPS: gl.constexpr, KEEP: gl.constexpr,
 ):  # fmt: skip
-    """The consumers."""
+    """The consumers. KEEP: the weights stay in registers."""
     CHUNKS: gl.constexpr = (N + BLOCK - 1) // BLOCK
     L: gl.constexpr = tle.gpu.row_layout(ROWS, BLOCK, VECTOR, WARPS)
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, L))[:, None]
     cols = gl.arange(0, BLOCK, gl.SliceLayout(0, L))[None, :]
     at = reader.cursor()
+    if KEEP:
+        factors = _factors(weight_ptr, cols, offset, N, WEIGHT)
     for tile in range(gl.program_id(0), gl.cdiv(M, ROWS), gl.num_programs(0)):
         m = tile * ROWS + rows
         out = y_ptr + m.to(gl.int64) * N
         if CHUNKS == 1:
             x, at = _take(reader, at, L)
             root = root_of(gl.sum(x * x, axis=1), eps, N)
-            y = _scaled(x * root[:, None], weight_ptr, cols, offset, N, WEIGHT)
+            if not KEEP:
+                factors = _factors(weight_ptr, cols, offset, N, WEIGHT)
+            y = x * root[:, None] * factors
             gl.store(out + cols, y.to(y_ptr.dtype.element_ty), mask=(m < M) & (cols < N))
         else:
             squares = gl.full([ROWS, BLOCK], 0.0, gl.float32, L)
@@ -110,7 +114,7 @@ def _normalize(
             for chunk in range(CHUNKS):
                 x, at = _take(reader, at, L)
                 n = chunk * BLOCK + cols
-                y = _scaled(x * root[:, None], weight_ptr, n, offset, N, WEIGHT)
+                y = x * root[:, None] * _factors(weight_ptr, n, offset, N, WEIGHT)
                 gl.store(out + n, y.to(y_ptr.dtype.element_ty), mask=(m < M) & (n < N))
 
 
@@ -138,6 +142,7 @@ def _norm_kernel(
     WARPS: gl.constexpr,
     FETCHERS: gl.constexpr,
     FETCH_REGISTERS: gl.constexpr,
+    KEEP: gl.constexpr,
 ):
     L: gl.constexpr = gl.SwizzledSharedLayout(VECTOR, 1, 1, [1, 0])
     x = tle.gpu.alloc([CAPACITY, ROWS, BLOCK], x_ptr.dtype.element_ty, layout=L)
@@ -147,7 +152,7 @@ def _norm_kernel(
         [
             (
                 _normalize,
-                (pipe.reader(), weight_ptr, y_ptr, M, eps, offset, N, WEIGHT, ROWS, BLOCK, VECTOR, WARPS),
+                (pipe.reader(), weight_ptr, y_ptr, M, eps, offset, N, WEIGHT, ROWS, BLOCK, VECTOR, WARPS, KEEP),
             ),
             (_fetch, (pipe.writer(), x_ptr, M, pitch, N, ROWS, BLOCK, VECTOR, ASYNC, FETCHERS)),
         ],
@@ -166,6 +171,7 @@ class Tile(NamedTuple):
     fetch_registers: int  # of each of its threads
     registers: int  # of each thread at the start, before the roles share them out anew: bounds the programs, too
     programs: int  # on a multiprocessor
+    keep: bool  # the weights in registers
 
 
 @functools.lru_cache(4096)
@@ -174,7 +180,7 @@ def tile_of(N: int, itemsize: int, aligned: bool) -> Tile:
     block = min(triton.next_power_of_2(N), WIDEST)
     rows = max(1, min(_TILE // block, 32))
     capacity = max(2, min(4, 65536 // (rows * block * itemsize)))
-    return Tile(rows, block, capacity, 8, 1 if aligned else 4, 56, 80, 2)
+    return Tile(rows, block, capacity, 8, 1 if aligned else 4, 56, 80, 2, False)
 
 
 @functools.cache
@@ -203,7 +209,7 @@ def flags_of(N: int, itemsize: int, aligned: bool, weight: bool, tile: Tile) -> 
     """The kernel's constants. aligned: every row starts at a multiple of 16 bytes, and ends at one."""
     vector = min(16 // itemsize, tile.block)
     shape = (tile.rows, tile.block, vector, aligned, tile.capacity)  # aligned: by cp.async, which moves 16 bytes
-    return N, weight, *shape, tile.warps, tile.fetchers, tile.fetch_registers
+    return N, weight, *shape, tile.warps, tile.fetchers, tile.fetch_registers, tile.keep
 
 
 def launch(x: Tensor, weight: Tensor | None, y: Tensor, eps: float, offset: float, tile: Tile | None = None) -> None:
