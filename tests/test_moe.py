@@ -6,6 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 import tle_ops
+from tests.conftest import CUDA
 from tests.graphs import assert_replays
 from tests.specs.scan import ints
 
@@ -36,9 +37,24 @@ def test_moe_align_by_its_definition(seed, tokens, k, num_experts, block_size):
     assert [t.tolist() for t in got] == [want[0], want[1], [want[2]]]
 
 
+def test_kernels_on_every_route(monkeypatch):
+    """One launch with one expert a program and with several; two launches; three; a block's worth of ids and less."""
+    from tle_ops.kernels import moe_triton as kernels
+
+    for name, value in (("_FEW", (32, 64)), ("_PROGRAMS", 4), ("_CHUNK", 16), ("_CHUNKS", 9), ("_ROWS", 4)):
+        monkeypatch.setattr(kernels, name, value)
+    for n in (0, 32, 50, 65, 144, 145):
+        for num_experts, block_size in ((5, 1), (150, 8)):
+            ids = ints(n, low=-1, high=num_experts + 1, seed=n)
+            got = kernels.moe_align(ids.to("cuda" if CUDA else "cpu"), num_experts, block_size)
+            want = aligned(ids.tolist(), num_experts, block_size)
+            assert [t.tolist() for t in got] == [want[0], want[1], [want[2]]], (n, num_experts, block_size)
+
+
 @pytest.mark.gpu
-def test_cuda_graphs():
-    assert_replays(tle_ops.moe_align, *((ints(500, 4, high=64, seed=i), 64, 16) for i in range(3)))
+@pytest.mark.parametrize("tokens", [100, 5000, 30000])  # one launch, two, three
+def test_cuda_graphs(tokens):
+    assert_replays(tle_ops.moe_align, *((ints(tokens, 4, high=64, seed=i), 64, 16) for i in range(3)))
 
 
 def test_each_token_finds_its_expert(device):

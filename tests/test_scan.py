@@ -99,16 +99,18 @@ def test_infinity_and_nan_reach_only_the_sums_that_contain_them(device):
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.int64, F32], ids=str)
 def test_kernels_on_every_route(monkeypatch, dtype):
-    """Small tiles, so that small inputs take every way: one tile, several in a row, chains of one and of many waves,
-    columns, columns made rows. Whole numbers, whose sums are exact in any order."""
+    """Small tiles, so that small inputs take every way: one tile, several in a row, tiles in two launches, chains of
+    one and of many waves, columns, columns made rows. Whole numbers, whose sums are exact in any order."""
     from tle_ops.kernels import scan_triton as kernels
 
-    for name, value in (("_TILE", 32), ("_CHAIN_TILE", 64), ("_LANES", 4), ("_COLUMN_TILE", (8, 16)), ("_ENOUGH", 6)):
+    sizes = {"_TILE": 32, "_CHAIN_TILE": 64, "_LANES": 4, "_BRIEF": 8, "_COMPACT_TILE": 16}
+    for name, value in (sizes | {"_COLUMN_TILE": (8, 16), "_ENOUGH": 6}).items():
         monkeypatch.setattr(kernels, name, value)
     for shape, dim in (
         ((7, 30), 1),  # a tile for each row
-        ((7, 100), 1),  # tile after tile
-        ((2, 90), 1),  # a chain of one wave
+        ((7, 70), 1),  # tile after tile
+        ((2, 90), 1),  # two launches
+        ((5, 70), 1),  # a chain of one wave
         ((2, 330), 1),  # and of many
         ((1, 40, 3), 1),  # columns made rows
         ((1, 20, 40), 1),  # columns
@@ -130,7 +132,7 @@ def test_kernels_on_every_route(monkeypatch, dtype):
 
 @pytest.mark.gpu
 def test_cuda_graphs():
-    for shape in ((300, 700), (3, 100000)):  # a program for each row, a chain
+    for shape in ((300, 700), (3, 100000), (3, 1000003)):  # a program for each row, two launches, a chain
         floats = [(randn(*shape, seed=i),) for i in range(3)]
         assert_replays(tle_ops.cumsum, *floats)
         assert_replays(tle_ops.compact, *((x, x > i * 0.3) for i, (x,) in enumerate(floats)))
@@ -141,7 +143,7 @@ def test_cuda_graphs():
 @pytest.mark.gpu
 def test_long_chains_give_the_same_bits_every_time():
     """Tiles finish in another order on every run; the sums must not notice."""
-    x = randn(1, 2**22 + 5).cuda()
+    x = randn(1, 2**23 + 5).cuda()
     first = tle_ops.cumsum(x)
     for _ in range(20):
         for a, b in zip(tle_ops.cumsum(x), first, strict=True):

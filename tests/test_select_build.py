@@ -4,6 +4,7 @@ As in test_triton_build.py, in a process of their own.
 """
 
 import os
+import re
 import subprocess
 import sys
 
@@ -16,9 +17,9 @@ from tests.test_triton_build import accesses
 F32, BF16, I32, I64 = torch.float32, torch.bfloat16, torch.int32, torch.int64
 
 
-def build(kernel, pointers, constants, num_warps):
+def build(kernel, pointers, constants, num_warps, maxnreg=None):
     test_triton_build.TYPES.update({I64: "*i64", torch.bool: "*i1", torch.uint8: "*u8"})
-    return test_triton_build.build(kernel, pointers, constants, num_warps)
+    return test_triton_build.build(kernel, pointers, constants, num_warps, maxnreg)
 
 
 def check_scans() -> None:
@@ -33,11 +34,17 @@ def check_scans() -> None:
                 ptx, log = build(s._cumsum_rows_kernel, (dtype, dtype, dtype), constants, block // 512)
                 assert 128 in accesses(ptx, "ld") & accesses(ptx, "st"), constants
                 assert " 0 bytes spill stores" in log, constants
-        constants = (False, acc, False, True, s._CHAIN_TILE, s._LANES)
-        ptx, log = build(s._cumsum_chain_kernel, (dtype, dtype, dtype, I64, I32), constants, 8)
+        constants = (False, acc, False, True, s._CHAIN_TILE, s._LANES, True)
+        ptx, log = build(s._cumsum_chain_kernel, (dtype, dtype, dtype, I64), constants, 8, 64)
         assert 128 in accesses(ptx, "ld") & accesses(ptx, "st")
-        assert " 0 bytes spill stores" in log
+        assert int(re.search(r"(\d+) bytes spill stores", log).group(1)) <= 64
         assert "ld.volatile.global" in ptx  # or a program would wait for what it cannot see
+        assert "griddepcontrol.wait" in ptx
+        constants = (False, True, s._TILE, s._BRIEF, True)
+        ptx, log = build(s._cumsum_tiles_kernel, (dtype, dtype, dtype, dtype), constants, 8)
+        assert 128 in accesses(ptx, "ld") & accesses(ptx, "st")
+        assert "griddepcontrol.wait" in ptx
+        assert " 0 bytes spill stores" in log
 
 
 def check_selections() -> None:

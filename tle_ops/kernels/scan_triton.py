@@ -1,10 +1,13 @@
 """Scans in Triton. `tle.cumsum` does the work inside a tile; what differs is how a tile learns what came before it.
 
     many rows        a program per row, which carries the sum from tile to tile           `_cumsum_rows_kernel`
+    few elements     sums of the tiles, and after a second launch every tile adds up
+                     those before it                                `_tile_sums_kernel`, `_cumsum_tiles_kernel`
     few, long rows   a program per tile: tiles publish their sums and read each other's   `_cumsum_chain_kernel`
     another dim      a program per strip of columns, which carries a sum for each column  `_cumsum_columns_kernel`
 
-Each reads and writes every element once, and adds in an order that depends on the shape alone.
+Each adds in an order that depends on the shape alone, and all but the second read and write every element once. A launch
+that follows another starts before that one has ended, loads its tile, and waits only then.
 """
 
 from __future__ import annotations
@@ -13,22 +16,25 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 import tle_ops.language as tle
 from tle_ops import _meta
 from tle_ops.kernels._lines_triton import aligned, known, lines
-from tle_ops.kernels._replay import replayed
-from tle_ops.kernels._triton import kernel
-from tle_ops.language.scan import join, plus
+from tle_ops.kernels._replay import replayed, scratch
+from tle_ops.kernels._triton import INTERPRETED, kernel
+from tle_ops.language.scan import join
 
 _TILE = 4096  # of a row: 16 elements a thread of 8 warps
-_CHAIN_TILE = 8192  # the longer the tile, the fewer to wait for
+_CHAIN_TILE = 8192  # the longer the tile, the fewer to wait for; of 64 bits 4096
 _LANES = 256  # of a chain's wave: the sum before it, and 255 tiles
+_BRIEF = 512  # tiles in all, up to which reading twice costs less than a chain: the second time comes from the cache
+_COMPACT_TILE = 1024  # small ones hide each other's scattered writes
 _ENOUGH = 264  # programs: two for each multiprocessor of an H200
 _COLUMN_TILE = (64, 64)  # rows and columns: 32 elements a thread, 128 bytes of bfloat16 side by side
 _MOST_BINS = 4096  # of a histogram on the chip
 _READY = tl.constexpr(1 << 32)  # above the 32 bits of a published value
-_ACCUMULATOR = {torch.float32: tl.float32, torch.int32: tl.int32, torch.int64: tl.int64}
+_SUMS = {tl.float32: torch.float32, tl.int32: torch.int32, tl.int64: torch.int64}
 
 
 # --- device functions ------------------------------------------------------------------------------------------------
@@ -101,13 +107,20 @@ def _cumsum_rows_kernel(
     tl.store(total_ptr + row, carry.to(total_ptr.dtype.element_ty))
 
 
+@kernel("words")
+def _zero_kernel(state_ptr, words: tl.int64, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(state_ptr + at, tl.zeros((BLOCK,), state_ptr.dtype.element_ty), mask=at < words)
+
+
 @kernel("M", "N", "tiles", "waves", "x_row")
 def _cumsum_chain_kernel(
     x_ptr,  # [M, N], rows x_row apart
     exclusive_ptr,  # [M, N]
     total_ptr,  # [M]
     state_ptr,  # int64, zeros, [M, waves + tiles], times 2 for wide sums: what came before each wave, each tile's sum
-    ticket_ptr,  # int32, zero
     M: tl.int32,
     N: tl.int64,
     tiles: tl.int32,  # of a row
@@ -119,19 +132,22 @@ def _cumsum_chain_kernel(
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
     LANES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    # Tickets are drawn in the order in which programs start: the tiles that a program waits for run already. Rows take
-    # turns, so that their chains advance side by side.
-    ticket = tl.atomic_add(ticket_ptr, 1, sem="relaxed")
-    row, t = ticket % M, ticket // M
+    # Programs start in the order of their numbers, as every single-pass scan on NVIDIA GPUs relies on (CUB's, and that of
+    # torch.compile): the tiles that a program waits for run already. Rows take turns, so that their chains advance side
+    # by side.
+    program = tl.program_id(0)
+    row, t = program % M, program // M
     N = known(N, ALIGNED)
-    words = 2 if WIDE else 1
-    state_ptr += row.to(tl.int64) * (waves + tiles) * words
     n = (tiles - 1 - t if REVERSE else t).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + _row_at(row, x_row, ALIGNED) + n, mask=n < N, other=0).to(ACC)
-    _, total = tle.cumsum(x, 0, REVERSE)
+    exclusive, total = tle.cumsum(x, 0, REVERSE)
+    if PDL:
+        gdc_wait()
+    words = 2 if WIDE else 1
+    state_ptr += row.to(tl.int64) * (waves + tiles) * words
     _publish(state_ptr + (waves + t) * words, total, WIDE)
-    exclusive, _ = tle.cumsum(x, 0, REVERSE)  # while the others finish
 
     wave = t // (LANES - 1)
     first = wave * (LANES - 1)
@@ -142,6 +158,57 @@ def _cumsum_chain_kernel(
     if (t == first + LANES - 2) & (wave + 1 < waves):
         _publish(state_ptr + (wave + 1) * words, carry + total, WIDE)
     if t == tiles - 1:
+        tl.store(total_ptr + row, (carry + total).to(total_ptr.dtype.element_ty))
+    exclusive_ptr += _row_at(row, N, ALIGNED)
+    tl.store(exclusive_ptr + n, (exclusive + carry).to(exclusive_ptr.dtype.element_ty), mask=n < N)
+
+
+@kernel("N", "tiles", "x_row")
+def _tile_sums_kernel(
+    x_ptr,  # [M, N], rows x_row apart
+    sums_ptr,  # ACC [M, tiles]
+    N: tl.int64,
+    tiles: tl.int32,
+    x_row: tl.int64,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    N = known(N, ALIGNED)
+    row, t = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    n = t.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + _row_at(row, x_row, ALIGNED) + n, mask=n < N, other=0)
+    tl.store(sums_ptr + tl.program_id(0), tl.sum(x.to(sums_ptr.dtype.element_ty), 0))
+
+
+@kernel("N", "tiles", "x_row")
+def _cumsum_tiles_kernel(
+    x_ptr,  # [M, N], rows x_row apart
+    exclusive_ptr,  # [M, N]
+    total_ptr,  # [M]
+    sums_ptr,  # [M, tiles]
+    N: tl.int64,
+    tiles: tl.int32,
+    x_row: tl.int64,
+    REVERSE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILES: tl.constexpr,  # at least `tiles`
+    PDL: tl.constexpr,
+):
+    N = known(N, ALIGNED)
+    row, t = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    n = t.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + _row_at(row, x_row, ALIGNED) + n, mask=n < N, other=0)
+    exclusive, total = tle.cumsum(x.to(sums_ptr.dtype.element_ty), 0, REVERSE)
+    if PDL:
+        gdc_wait()
+    lane = tl.arange(0, TILES)
+    before = (lane > t if REVERSE else lane < t) & (lane < tiles)
+    carry = tl.sum(tl.load(sums_ptr + row * tiles + lane, mask=before, other=0), 0)
+    if t == (0 if REVERSE else tiles - 1):
         tl.store(total_ptr + row, (carry + total).to(total_ptr.dtype.element_ty))
     exclusive_ptr += _row_at(row, N, ALIGNED)
     tl.store(exclusive_ptr + n, (exclusive + carry).to(exclusive_ptr.dtype.element_ty), mask=n < N)
@@ -176,7 +243,7 @@ def _cumsum_columns_kernel(
         if ACC.is_floating():
             exclusive, _ = tl.associative_scan((tl.zeros_like(x), x), 0, join, reverse=REVERSE)
         else:
-            exclusive = tl.associative_scan(x, 0, plus, reverse=REVERSE) - x
+            exclusive = tl.cumsum(x, 0, REVERSE) - x
         tl.store(exclusive_ptr + n * columns + c, (exclusive + carry).to(exclusive_ptr.dtype.element_ty), mask=mask)
         carry += tl.sum(x, 0)[None, :]
     tl.store(total_ptr + outer * columns + c, carry.to(total_ptr.dtype.element_ty), mask=c < columns)
@@ -212,7 +279,11 @@ def cumsum(x: Tensor, dim: int = -1, reverse: bool = False, dtype: torch.dtype |
 
 def _cumsum_rows(x: Tensor, exclusive: Tensor, total: Tensor, reverse: bool) -> None:
     """Along the last dimension of x, of any strides; the outputs contiguous, in whatever shape."""
-    x, M, N, pitch = lines(x)
+    _scan_lines(*lines(x), exclusive, total, reverse)
+
+
+def _scan_lines(x: Tensor, M: int, N: int, pitch: int, exclusive: Tensor, total: Tensor, reverse: bool) -> None:
+    """Of x, M rows of N elements, `pitch` apart. Tensors of any shape: only their memory counts."""
     acc = _accumulator(exclusive.dtype)
     wide = acc is tl.int64
     if M >= _ENOUGH or N <= _TILE:
@@ -220,13 +291,28 @@ def _cumsum_rows(x: Tensor, exclusive: Tensor, total: Tensor, reverse: bool) -> 
         constants = (reverse, acc, aligned(N, pitch), block, block >= N)
         _cumsum_rows_kernel(M, (x, exclusive, total), (N, pitch), constants, num_warps=max(1, block // 512))
         return
-    block = _TILE if wide or N <= 2**21 else _CHAIN_TILE
+    pdl = not INTERPRETED
+    tiles = triton.cdiv(N, _TILE)
+    if M * tiles <= _BRIEF:
+        (sums,) = scratch(x.device, (M * tiles, _SUMS[acc]))
+        scalars, constants = (N, tiles, pitch), (aligned(N, pitch), _TILE)
+        _tile_sums_kernel(M * tiles, (x, sums), scalars, (*constants, pdl), num_warps=8)
+        constants = (reverse, *constants, _BRIEF, pdl)
+        _cumsum_tiles_kernel(M * tiles, (x, exclusive, total, sums), scalars, constants, num_warps=8, pdl=pdl)
+        return
+    block = _CHAIN_TILE // 2 if wide else _CHAIN_TILE
     tiles = triton.cdiv(N, block)
     waves = triton.cdiv(tiles, _LANES - 1)
-    state = torch.zeros(1 + M * (waves + tiles) * (1 + wide), dtype=torch.int64, device=x.device)
-    tensors = (x, exclusive, total, state[1:], state.view(torch.int32))
-    constants = (reverse, acc, wide, aligned(N, pitch), block, _LANES)
-    _cumsum_chain_kernel(M * tiles, tensors, (M, N, tiles, waves, pitch), constants, num_warps=8)
+    words = M * (waves + tiles) * (1 + wide)
+    (state,) = scratch(x.device, (words, torch.int64))
+    _zero_kernel(triton.cdiv(words, 1024), (state,), (words,), (1024, pdl))
+    constants = (reverse, acc, wide, aligned(N, pitch), block, _LANES, pdl)
+    scalars = (M, N, tiles, waves, pitch)
+    # 64 registers: four programs on a multiprocessor, whose loads hide each other's waits. Single accesses need more.
+    most = (80 if wide else 64) if aligned(N, pitch) else None
+    _cumsum_chain_kernel(
+        M * tiles, (x, exclusive, total, state), scalars, constants, num_warps=8, maxnreg=most, pdl=pdl
+    )
 
 
 def _accumulator(dtype: torch.dtype) -> tl.dtype:
@@ -260,10 +346,11 @@ def _compact_rows_kernel(
     count = 0
     for start in range(0, N, BLOCK):
         n = start + at
+        x = tl.load(x_ptr + n, mask=n < N, other=0)  # whole vectors, kept or not, and at once
         keep = tl.load(mask_ptr + n, mask=n < N, other=0).to(tl.int1)
-        place, kept = tle.cumsum(keep.to(tl.int32))
+        place, kept = tle.compact(keep)
         place += count
-        tl.store(packed_ptr + place, tl.load(x_ptr + n, mask=keep), mask=keep)
+        tl.store(packed_ptr + place, x, mask=keep)
         tl.store(indices_ptr + place, n, mask=keep)
         count += kept
     for start in range(count // BLOCK * BLOCK, N, BLOCK):
@@ -274,11 +361,27 @@ def _compact_rows_kernel(
     tl.store(count_ptr + row, count)
 
 
+@kernel("N", "tiles", "mask_row")
+def _tile_counts_kernel(
+    mask_ptr,  # bool [M, N], rows mask_row apart
+    counts_ptr,  # int32 [M, tiles]
+    N: tl.int64,
+    tiles: tl.int32,
+    mask_row: tl.int64,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row, t = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    n = t.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    keep = tl.load(mask_ptr + _row_at(row, mask_row, ALIGNED) + n, mask=n < known(N, ALIGNED), other=0)
+    tl.store(counts_ptr + tl.program_id(0), tl.sum(keep.to(tl.int32), 0))
+
+
 @kernel("N", "tiles", "x_row", "mask_row")
-def _compact_scatter_kernel(
+def _compact_tiles_kernel(
     x_ptr,  # [M, N], rows x_row apart
     mask_ptr,  # bool [M, N], rows mask_row apart
-    rank_ptr,  # int32 [M, N]: kept before each element
+    before_ptr,  # int32 [M, tiles]: kept before each tile
     packed_ptr,  # [M, N]
     indices_ptr,  # int64 [M, N]
     count_ptr,  # int32 [M]
@@ -289,17 +392,19 @@ def _compact_scatter_kernel(
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0) // tiles
+    row, t = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     N = known(N, ALIGNED)
-    n = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = n < N
-    keep = tl.load(mask_ptr + _row_at(row, mask_row, ALIGNED) + n, mask=inside, other=0).to(tl.int1)
-    rank = tl.load(rank_ptr + _row_at(row, N, ALIGNED) + n, mask=inside, other=0)
-    x = tl.load(x_ptr + _row_at(row, x_row, ALIGNED) + n, mask=keep, other=0)
-    # What is dropped fills the tail, one place each: every place is written once.
-    place = _row_at(row, N, ALIGNED) + tl.where(keep, rank, tl.load(count_ptr + row) + n - rank)
-    tl.store(packed_ptr + place, x, mask=inside)
-    tl.store(indices_ptr + place, tl.where(keep, n, -1), mask=inside)
+    start = t.to(tl.int64) * BLOCK
+    n = start + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + _row_at(row, x_row, ALIGNED) + n, mask=n < N, other=0)
+    keep = tl.load(mask_ptr + _row_at(row, mask_row, ALIGNED) + n, mask=n < N, other=0).to(tl.int1)
+    before = tl.load(before_ptr + tl.program_id(0))
+    place, kept = tle.compact(keep)
+    # What is dropped fills the tail: every place of the row is written once.
+    dropped = tl.load(count_ptr + row) + start - before - kept
+    place += _row_at(row, N, ALIGNED) + tl.where(keep, before, dropped)
+    tl.store(packed_ptr + place, tl.where(keep, x, 0), mask=n < N)
+    tl.store(indices_ptr + place, tl.where(keep, n, -1), mask=n < N)
 
 
 @replayed
@@ -314,16 +419,18 @@ def compact(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     x, M, N, pitch = lines(x)
     mask, _, _, mask_pitch = lines(mask)
     wide = aligned(N, pitch, mask_pitch)
-    block = min(triton.next_power_of_2(N), _TILE // 2)
+    block = min(triton.next_power_of_2(N), _COMPACT_TILE)
+    warps = max(1, block // 256)
     if M >= _ENOUGH or N <= _TILE:
         tensors, scalars = (x, mask, target, indices, count), (N, pitch, mask_pitch)
-        _compact_rows_kernel(M, tensors, scalars, (wide, block), num_warps=max(1, block // 512))
+        _compact_rows_kernel(M, tensors, scalars, (wide, block), num_warps=warps)
         return packed, indices, count
-    rank = torch.empty((M, N), dtype=torch.int32, device=x.device)
-    _cumsum_rows(mask.view(torch.uint8), rank, count, False)
     tiles = triton.cdiv(N, block)
-    tensors, scalars = (x, mask, rank, target, indices, count), (N, tiles, pitch, mask_pitch)
-    _compact_scatter_kernel(M * tiles, tensors, scalars, (wide, block))
+    counts, before = scratch(x.device, *[(M * tiles, torch.int32)] * 2)
+    _tile_counts_kernel(M * tiles, (mask, counts), (N, tiles, mask_pitch), (wide, block), num_warps=warps)
+    _scan_lines(counts, M, tiles, tiles, before, count, False)
+    tensors, scalars = (x, mask, before, target, indices, count), (N, tiles, pitch, mask_pitch)
+    _compact_tiles_kernel(M * tiles, tensors, scalars, (wide, block), num_warps=warps)
     return packed, indices, count
 
 

@@ -1,0 +1,43 @@
+"""tle.rank, tle.compact, tle.digit_histogram: places of the lanes of a block."""
+
+import triton
+import triton.language as tl
+
+from tle_ops.language.scan import cumsum
+
+
+@triton.jit
+def rank(keys):
+    """For each lane of keys [BLOCK], how many lanes before it have the same key: int32 [BLOCK].
+
+    Compares every pair, BLOCK comparisons a lane: for blocks of a few hundred lanes. No atomics, so the ranks are stable.
+    """
+    tl.static_assert(len(keys.shape) == 1, "rank: keys must be a block of one dimension")
+    lane = tl.arange(0, keys.shape[0])
+    # Summed over the first axis, which lies within a thread: no shuffles.
+    earlier = (keys[:, None] == keys[None, :]) & (lane[:, None] < lane[None, :])  # [BLOCK, BLOCK]
+    return tl.sum(earlier.to(tl.int32), 0)
+
+
+@triton.jit
+def compact(keep):
+    """Stable compaction of the lanes of a block: where each goes, and how many are kept.
+
+    keep: bool [BLOCK].
+
+    Returns (place int32 [BLOCK], count). Kept lanes go to 0, 1, 2, .. in their order, the others to count, count + 1,
+    .. in theirs: together each place once, so one store without a mask fills a block.
+    """
+    before, count = cumsum(keep.to(tl.int32))
+    return tl.where(keep, before, count + tl.arange(0, keep.shape[0]) - before), count
+
+
+@triton.jit
+def digit_histogram(keys, shift: tl.constexpr, BITS: tl.constexpr, mask=None):
+    """How often each value of `BITS` bits, from bit `shift` on, occurs among the integers keys [BLOCK]: int32 [2**BITS].
+
+    One digit of a radix sort or select; with shift 0, a histogram of keys below 2**BITS. mask: bool [BLOCK], the lanes
+    that count; all by default.
+    """
+    digits = ((keys >> shift) & ((1 << BITS) - 1)).to(tl.int32)
+    return tl.histogram(digits, 1 << BITS, mask=mask)
