@@ -6,8 +6,8 @@
     few, long rows   a program per tile: tiles publish their sums and read each other's   `_cumsum_chain_kernel`
     another dim      a program per strip of columns, which carries a sum for each column  `_cumsum_columns_kernel`
 
-Each adds in an order that depends on the shape alone, and all but the second read and write every element once. A launch
-that follows another starts before that one has ended, loads its tile, and waits only then.
+Each adds in an order that depends on the shape alone, and all but the second read and write every element once. A
+launch that follows another starts before that one has ended, loads its tile, and waits only then.
 """
 
 from __future__ import annotations
@@ -134,9 +134,8 @@ def _cumsum_chain_kernel(
     LANES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    # Programs start in the order of their numbers, as every single-pass scan on NVIDIA GPUs relies on (CUB's, and that of
-    # torch.compile): the tiles that a program waits for run already. Rows take turns, so that their chains advance side
-    # by side.
+    # Programs start in the order of their numbers, on which CUB's and torch.compile's single-pass scans rely as well:
+    # the tiles that a program waits for run already. Rows take turns, so that their chains advance side by side.
     program = tl.program_id(0)
     row, t = program % M, program // M
     N = known(N, ALIGNED)

@@ -10,7 +10,7 @@ from tle_ops.language.scan import cumsum
 def rank(keys):
     """For each lane of keys [BLOCK], how many lanes before it have the same key: int32 [BLOCK].
 
-    Compares every pair, BLOCK comparisons a lane: for blocks of a few hundred lanes. No atomics, so the ranks are stable.
+    Compares every pair, BLOCK comparisons a lane: for blocks of a few hundred lanes.
     """
     tl.static_assert(len(keys.shape) == 1, "rank: keys must be a block of one dimension")
     lane = tl.arange(0, keys.shape[0])
@@ -34,7 +34,7 @@ def compact(keep):
 
 @triton.jit
 def digit_histogram(keys, shift: tl.constexpr, BITS: tl.constexpr, mask=None):
-    """How often each value of `BITS` bits, from bit `shift` on, occurs among the integers keys [BLOCK]: int32 [2**BITS].
+    """How often each value of the `BITS` bits from `shift` on occurs among the integers keys [BLOCK]: int32 [2**BITS].
 
     One digit of a radix sort or select; with shift 0, a histogram of keys below 2**BITS. mask: bool [BLOCK], the lanes
     that count; all by default.

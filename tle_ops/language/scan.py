@@ -26,8 +26,8 @@ def join(before_a, sum_a, before_b, sum_b):
 
 @triton.jit
 def _floats(v, reverse: tl.constexpr):
-    """Exclusive sums of floats, and the total. A scan of pairs costs twice the shuffles of a plain one and needs no trip
-    through shared memory, as shifting its result by one lane would."""
+    """Exclusive sums of floats, and the total. A scan of pairs costs twice the shuffles of a plain one and needs no
+    trip through shared memory, as shifting its result by one lane would."""
     zeros = (v < v).to(v.dtype)  # also of a NaN; tl.zeros_like has no layout to give in a Gluon kernel
     exclusive, _ = tl.associative_scan((zeros, v), 0, join, reverse=reverse)
     return exclusive, tl.sum(v, 0).to(v.dtype)
