@@ -219,6 +219,8 @@ def run(op: str, args: tuple) -> Any:
 
 def _plainly_placed(t: DTensor) -> DTensor:
     """t with only Shard, Replicate and sums: what else PyTorch has (strided shards, pending maxima) is undone first."""
+    if t.requires_grad:  # autograd is done above; torch 2.11 cannot redistribute such a tensor down here
+        t = t.detach()
     wanted = [p if _plain(p) else Replicate() for p in t.placements]
     return redistribute(t, wanted)
 
