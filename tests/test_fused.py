@@ -82,6 +82,39 @@ def test_every_way_keeps_the_contract(dtype, N, group, seed, rows):
     check_all(randn(rows, N, dtype=dtype, seed=seed), randn(N, dtype=dtype, seed=seed + 50), group)
 
 
+@pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
+@pytest.mark.parametrize("N", [512, 1100, 20000])
+def test_an_offset_that_float32_does_not_hold(dtype, N):
+    """The weight cancels most of it, so that what float32 loses of the offset would show."""
+    x, w = randn(4, N, dtype=dtype), (randn(N, seed=50) * 0.01 - 0.3).to(dtype)
+    for group in (100, 128):
+        q, scales = run("rms_norm_per_token_cast_fp8", x, w, 1e-5, group, E4M3, False, False, 0.3)
+        assert_close_codes(q, scales, rms_true(x, w, 1e-5, 0.3), group)
+
+
+def test_a_limit_that_float32_does_not_hold():
+    x = randn(8, 1024, dtype=BF16)
+    check = assert_close_codes(
+        *run("swiglu_per_token_cast_fp8", x, 64, E4M3, False, False, 0.7), swiglu_true(x, 0.7), 64
+    )
+    assert check < 1e-4
+
+
+@pytest.mark.parametrize("by", [run, reference], ids=["kernel", "reference"])
+@pytest.mark.parametrize("N", [256, 2048])
+def test_zeros_keep_their_sign(N, by):
+    x = randn(3, N, dtype=BF16)
+    x[:, 5], x[:, 6] = 0.0, -0.0
+    w = torch.ones(N, dtype=BF16)
+    w[N // 2 :] = -1
+    r = torch.where(torch.arange(N) % 3 == 0, -x, 0)
+    q = by("add_rms_norm_per_token_cast_fp8", x, r, w, 1e-6)[0].view(torch.uint8)
+    zero = (x + r) == 0
+    assert torch.equal(q[zero], torch.where(torch.signbit((x + r) * w), 0x80, 0).to(torch.uint8)[zero])
+    q = by("swiglu_per_token_cast_fp8", torch.cat([r + x, w.expand(3, N)], 1))[0].view(torch.uint8)
+    assert torch.equal(q[zero], torch.where(torch.signbit((x + r) * w), 0x80, 0).to(torch.uint8)[zero])
+
+
 @pytest.mark.parametrize("group", [100, 128])
 @pytest.mark.parametrize("N", [4096, 17000])
 def test_sums_of_squares_do_not_round(N, group):

@@ -36,14 +36,15 @@ def built(family: str, op: str, *args) -> list[Built]:
         compiled.append(compile(*args, **options))
         return compiled[-1]
 
-    def launch(self, grid, tensors, scalars, constants, num_warps=4):
+    def launch(self, grid, tensors, scalars, constants, num_warps=4, maxnreg=None, pdl=False):
         assert grid > 0
-        ptx, log = build(self, [t.dtype for t in tensors], constants, num_warps)
+        ptx, log = build(self, [t.dtype for t in tensors], constants, num_warps, maxnreg)
         found.append(Built(self.fn.__name__, ptx, log, compiled[-1].metadata.shared))
 
     Kernel.__call__ = launch
     for module in (norm_triton, _norm_wide_triton):
         module.num_multiprocessors = lambda device: 132
+    norm_triton.has_dependent_launch = lambda device: True
     call = getattr(importlib.import_module(f"tle_ops.kernels.{family}_triton"), op)
     triton.compile = remember
     try:
@@ -133,7 +134,8 @@ def check_fused() -> None:
                 *built("fused", "rms_norm_per_token_cast_fp8", x, w, 1e-6, *how),
                 *built("fused", "add_rms_norm_per_token_cast_fp8", x, x, w, 1e-6, *how),
             ]
-            assert_lean(kernels, ("_swiglu_cast_kernel",) if how[0] == 32 else ())
+            # 8 codes per thread are 64 bits: so no lanes are beyond a row of 7168, and fewer registers taken
+            assert_lean(kernels, ("_long_row_cast_kernel",))
             assert all(re.search(r"cvt\.rn\.satfinite\.e[45]m[23]x2\.f32", ptx) for _, ptx, *_ in kernels)
 
 

@@ -84,6 +84,7 @@ def assert_close_codes(q: Tensor, scales: Tensor, y: Tensor, group_size=128, dty
 def swiglu_true(x: Tensor, limit: float | None = None) -> Tensor:
     gate, up = x.double().tensor_split(2, -1)
     if limit is not None:
+        limit = torch.tensor(limit, dtype=torch.promote_types(x.dtype, F32)).item()
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return torch.nn.functional.silu(gate) * up
 

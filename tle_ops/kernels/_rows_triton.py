@@ -83,6 +83,12 @@ def num_multiprocessors(device: torch.device) -> int:
     return 3 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@functools.cache
+def has_dependent_launch(device: torch.device) -> bool:
+    """Whether a kernel may be launched before the one ahead of it has ended (programmatic dependent launch)."""
+    return not INTERPRETED and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 # --- device functions -------------------------------------------------------------------------------------------------
 @triton.jit
 def aligned(n):
@@ -164,7 +170,8 @@ def silu_product(gate, up, WIDE: tl.constexpr):
     if WIDE:
         rest = tl.fma(value * -1.0, low, rest)
     rest = rest * inverse * up
-    return tl.fma(value, up, tl.where(tl.abs(rest) < float("inf"), rest, 0.0))
+    usual = (tl.abs(rest) < float("inf")) & (rest != 0)
+    return tl.fma(value, up, tl.where(usual, rest, -0.0))  # to add -0 changes nothing, not even a sign
 
 
 @triton.jit
@@ -175,10 +182,10 @@ def silu_product_of_finite(gate, up, WIDE: tl.constexpr):
     product = gate * up
     inverse = reciprocal(total)
     value = product * inverse
-    rest = tl.fma(value * -1.0, total, product)
+    over = tl.fma(value, total, product * -1.0)  # the signs so that -0 stays -0
     if WIDE:
-        rest = tl.fma(value * -1.0, low, rest) + tl.fma(gate, up, product * -1.0)
-    return tl.fma(rest, inverse, value)
+        over = tl.fma(value, low, over) - tl.fma(gate, up, product * -1.0)
+    return tl.fma(over, inverse * -1.0, value)
 
 
 @triton.jit

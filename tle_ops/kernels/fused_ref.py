@@ -20,7 +20,10 @@ def swiglu_per_token_cast_fp8(
     column_major_scales: bool = False,
     limit: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    y = swiglu_wide(*halves(x.double()), limit).to(compute_dtype(x))
+    dtype_of_y = compute_dtype(x)
+    if limit is not None:  # a number of the type that is computed in, as in the plain op
+        limit = float(torch.tensor(limit, dtype=dtype_of_y, device="cpu"))
+    y = swiglu_wide(*halves(x.double()), limit).to(dtype_of_y)
     return per_token_cast_fp8(y, group_size, dtype, scale_ue8m0, column_major_scales)
 
 

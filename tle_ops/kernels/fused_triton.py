@@ -277,7 +277,7 @@ def _rms_norm_cast(
     whole = group >= N
     width = 128 if whole else group
     if N >= 1024 and 16 <= width <= 1024:
-        piece, num_warps = _piece(N)
+        piece, num_warps = _piece(N, whole)
         fits = int(x.numel() * (1 + add) <= _FITS)
         constants = (*flags, whole, piece // width, width)
         norm_cast._long_row_cast_kernel(r.M, tensors, (*scalars, fits), constants, num_warps)
@@ -289,9 +289,14 @@ def _rms_norm_cast(
     return q, scales
 
 
-def _piece(N: int) -> tuple[int, int]:
-    """Columns of a tile of a long row, 8 of them at most, and warps."""
-    return (1024, 2 if N <= 4096 else 4) if N <= 8192 else (2048, 8)
+def _piece(N: int, whole: bool) -> tuple[int, int]:
+    """Columns of a tile of a long row, 8 of them at most, and warps: 32 or 64 elements of the row per thread, and no
+    lanes beyond its end if a multiple of 1024 is long enough."""
+    if N > 8192:
+        return 2048, 8
+    if N > 4096:
+        return 1024 if N % 2048 else 2048, 4
+    return 1024, 4 if whole else 2
 
 
 def _rms_norm(

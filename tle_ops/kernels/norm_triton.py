@@ -11,12 +11,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tle_ops import _meta
 from tle_ops.kernels import _norm_wide_triton as wide
 from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._rows_triton import (
     LONGEST,
+    has_dependent_launch,
     load_rows,
     normed,
     num_multiprocessors,
@@ -25,6 +27,8 @@ from tle_ops.kernels._rows_triton import (
     scaled,
 )
 from tle_ops.kernels._triton import kernel
+
+_COLUMNS = 16  # that a program sums over the rows of a scratch matrix
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
@@ -57,10 +61,15 @@ def _norm_kernel(
     n = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     mask = (m < M) & (n < N) if ROWS > 1 else (m >= 0) & (n < N)
     x = load_rows(x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED)
-    y, _ = normed(x, n < N, eps, N, CENTERED)
-    y = scaled(y, weight_ptr, n, offset, N, WEIGHT, True)
+    if WEIGHT:  # now, so that their way here is not added to the row's: a microsecond of seven where rows are few
+        weight = tl.load(weight_ptr + n, mask=n < N, other=0.0)
     if BIAS:
-        y += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
+        bias = tl.load(bias_ptr + n, mask=n < N, other=0.0)
+    y, _ = normed(x, n < N, eps, N, CENTERED)
+    if WEIGHT:
+        y *= weight.to(tl.float32) + offset
+    if BIAS:
+        y += bias.to(tl.float32)
     tl.store(y_ptr + m * N + n, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -92,7 +101,10 @@ def _norm_bwd_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()  # the sums over programs: they wait for all of this, but their launch is over by then
     pid = tl.program_id(0)
     n = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     inside = n < N
@@ -136,7 +148,10 @@ def _column_sum_kernel(
     N: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_wait()
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     total = tl.zeros((BLOCK_P, BLOCK_N), tl.float32)
     for first in range(0, P, BLOCK_P):
@@ -147,10 +162,10 @@ def _column_sum_kernel(
 
 # --- launchers --------------------------------------------------------------------------------------------------------
 def tile_of(N: int) -> tuple[int, int, int]:
-    """ROWS, BLOCK and warps of a forward: 16 to 32 elements per thread, rows of less than 2048 columns together."""
+    """ROWS, BLOCK and warps of a forward: rows of less than 2048 columns together, 16 or 32 elements per thread."""
     block = triton.next_power_of_2(N)
     rows = max(1, 2048 // block)
-    return rows, block, max(4, min(rows * block // 1024, 16))
+    return rows, block, 16 if block >= 8192 else max(4, rows * block // 1024)
 
 
 def _tile_of_backward(N: int, itemsize: int) -> tuple[int, int, int, int] | None:
@@ -229,20 +244,24 @@ def _norm_bwd(
     if tile is None:
         programs = wide.backward_programs(r.M, r.N, x.device)
     else:
-        programs = min(triton.cdiv(r.M, tile[0]), num_multiprocessors(x.device))
+        tiles = triton.cdiv(r.M, tile[0])
+        programs = triton.cdiv(tiles, triton.cdiv(tiles, num_multiprocessors(x.device)))  # that all have as much to do
     # [len(sums), programs, N], each of the first at a multiple of 16 bytes
     parts = torch.empty((len(sums), (programs * r.N + 3) // 4 * 4), dtype=torch.float32, device=x.device)
     scratch = [dx, dx]  # pointers that are not used
     for k, (i, _) in enumerate(sums):
         scratch[i] = parts[k]
     tensors = (dy, dnew, x, _vector(weight, x), dx, *scratch)
+    pdl = has_dependent_launch(x.device)
     if tile is None:
         wide.norm_bwd(programs, tensors, scalars, flags)
     else:
         rows, block, num_warps, stages = tile
-        _norm_bwd_kernel(programs, tensors, scalars, (*flags, rows, block, stages), num_warps)
+        _norm_bwd_kernel(programs, tensors, scalars, (*flags, rows, block, stages, pdl and len(sums) > 0), num_warps)
     for k, (_, out) in enumerate(sums):
-        _column_sum_kernel(triton.cdiv(r.N, 32), (parts[k], out), (programs,), (r.N, 256, 32), 8)
+        early = pdl and tile is not None and k == 0
+        columns = triton.cdiv(r.N, _COLUMNS)
+        _column_sum_kernel(columns, (parts[k], out), (programs,), (r.N, 256, _COLUMNS, early), 8, pdl=early)
 
 
 def _vector(t: Tensor | None, unused: Tensor) -> Tensor:
