@@ -25,7 +25,6 @@ from tle_ops import _meta
 
 CAPABILITY = (9, 0)
 WIDEST = 8192  # columns of a row that the consumers hold in registers
-_TILE = 8192  # elements of a tile
 
 
 # --- kernel -----------------------------------------------------------------------------------------------------------
@@ -176,11 +175,15 @@ class Tile(NamedTuple):
 
 @functools.lru_cache(4096)
 def tile_of(N: int, itemsize: int, aligned: bool) -> Tile:
-    """One warp can issue a tile's cp.async; loads and stores go through registers, and take four."""
+    """The best of a sweep on the H200. One warp can issue a tile's cp.async; loads and stores go through registers, and
+    take four."""
     block = min(triton.next_power_of_2(N), WIDEST)
-    rows = max(1, min(_TILE // block, 32))
-    capacity = max(2, min(4, 65536 // (rows * block * itemsize)))
-    return Tile(rows, block, capacity, 8, 1 if aligned else 4, 56, 80, 2, False)
+    rows = max(1, min(2048 // block, 32))
+    fetchers = 1 if aligned else 4
+    if block <= 4096:
+        return Tile(rows, block, 4, 4, fetchers, 56, 80, 3, True)
+    capacity = min(6, 112_000 // (block * itemsize))  # of two programs in 227 KiB
+    return Tile(rows, block, capacity, 4, fetchers, 96, 128, 2, N <= WIDEST)
 
 
 @functools.cache
