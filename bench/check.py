@@ -109,6 +109,8 @@ def _floats(got: Tensor, want: Tensor, tolerance: Tolerance, truth: Truth | None
     size = wide.abs()
     off = (got.to(wide.dtype) - wide).abs().masked_fill(got == want, 0)  # inf - inf
     base = torch.maximum(size, size.nan_to_num(0, 0).mean()) if tolerance.sums else size
+    if truth:  # units in the last place as they are, not up to twice as large
+        base = torch.where(size > 0, torch.ldexp(torch.ones_like(base), torch.frexp(base).exponent - 1), 0)
     limit = (base * torch.finfo(want.dtype).eps + (truth.slack if truth else 0.0)) * tolerance.ulps
     far = off > limit
     fraction = int(far.sum()) / max(got.numel(), 1)

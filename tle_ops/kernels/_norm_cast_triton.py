@@ -180,8 +180,8 @@ def _cast_row(
     G: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """The row at the pointers, in tiles of G groups that stay in x's type until their turn comes. Returns whether it
-    was cast: not if it holds a NaN, or if squares may have left the range of float32."""
+    """The row at the pointers, in tiles of G groups that stay in x's type until their turn comes. Returns whether what
+    was stored is right: not if the row holds a NaN, or if squares may have left the range of float32."""
     PIECE: tl.constexpr = G * GROUP
     PIECES: tl.constexpr = (N + PIECE - 1) // PIECE
     n = tl.arange(0, G)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]  # [G, GROUP]
@@ -204,38 +204,36 @@ def _cast_row(
             sums = sums + (x,)  # noqa: RUF005
         xs = sums
     squares = _squares(xs, PIECES, G, GROUP)
-    regular = (squares < 1e38) & ((squares > 1e-30) | (eps > 1e-20))
-    if regular:
-        rstd, rstd_low = exact_root(squares, eps, eps_low, N)
-        by, by_low = _row_factors(rstd, rstd_low, FP8_MAX)
-        largest = tl.zeros((G, GROUP), tl.float32)
-        scales = ()
+    rstd, rstd_low = exact_root(squares, eps, eps_low, N)
+    by, by_low = _row_factors(rstd, rstd_low, FP8_MAX)
+    largest = tl.zeros((G, GROUP), tl.float32)
+    scales = ()
+    for k in tl.static_range(PIECES):
+        y = opaque(xs[k]).to(tl.float32)  # converted anew: as float32 the row would take twice the registers
+        if WEIGHT:
+            y = _weighted(y, weights[k].to(tl.float32), offset, offset_low, OFFSET)
+        if WHOLE:
+            largest = _keep_nan(largest, tl.abs(y))
+        else:
+            scale, factor, low = _scale_and_factor(group_max(y, 1), rstd, rstd_low, by, by_low, FP8_MAX, UE8M0)
+            q = _encode(y, factor[:, None], low[:, None], CODE)
+            _store(q_ptr, n, k, PIECE, N, q)
+            scales = scales + (scale,)  # noqa: RUF005
+    if WHOLE:
+        amax = group_max(group_max(largest, 1)[None, :], 1)  # [1]
+        scale, factor, low = _scale_and_factor(amax, rstd, rstd_low, by, by_low, FP8_MAX, UE8M0)
         for k in tl.static_range(PIECES):
-            y = opaque(xs[k]).to(tl.float32)  # converted anew: as float32 the row would take twice the registers
+            y = opaque(xs[k]).to(tl.float32)
             if WEIGHT:
                 y = _weighted(y, weights[k].to(tl.float32), offset, offset_low, OFFSET)
-            if WHOLE:
-                largest = _keep_nan(largest, tl.abs(y))
-            else:
-                scale, factor, low = _scale_and_factor(group_max(y, 1), rstd, rstd_low, by, by_low, FP8_MAX, UE8M0)
-                q = _encode(y, factor[:, None], low[:, None], CODE)
-                _store(q_ptr, n, k, PIECE, N, q)
-                scales = scales + (scale,)  # noqa: RUF005
-        if WHOLE:
-            amax = group_max(group_max(largest, 1)[None, :], 1)  # [1]
-            scale, factor, low = _scale_and_factor(amax, rstd, rstd_low, by, by_low, FP8_MAX, UE8M0)
-            for k in tl.static_range(PIECES):
-                y = opaque(xs[k]).to(tl.float32)
-                if WEIGHT:
-                    y = _weighted(y, weights[k].to(tl.float32), offset, offset_low, OFFSET)
-                q = _encode(y, factor[:, None], low[:, None], CODE)
-                _store(q_ptr, n, k, PIECE, N, q)
-            tl.store(scales_ptr + tl.arange(0, 1), scale)
-        else:
-            scale = _side_by_side(scales, PIECES)
-            g = tl.arange(0, G)[:, None] + tl.arange(0, scale.shape[1])[None, :] * G
-            tl.store(scales_ptr + g * s_n, scale, mask=g * GROUP < N)
-    return regular
+            q = _encode(y, factor[:, None], low[:, None], CODE)
+            _store(q_ptr, n, k, PIECE, N, q)
+        tl.store(scales_ptr + tl.arange(0, 1), scale)
+    else:
+        scale = _side_by_side(scales, PIECES)
+        g = tl.arange(0, G)[:, None] + tl.arange(0, scale.shape[1])[None, :] * G
+        tl.store(scales_ptr + g * s_n, scale, mask=g * GROUP < N)
+    return (squares < 1e38) & ((squares > 1e-30) | (eps > 1e-20))
 
 
 @triton.jit
@@ -355,8 +353,8 @@ def _long_row_cast_kernel(
             *("", N, ADD, WEIGHT, OFFSET, CODE, FP8_MAX, UE8M0, WHOLE, G, GROUP),
         )
     if done == 0:
+        tl.debug_barrier()  # codes are stored once more and sums read back, maybe by another thread than stored them
         if ADD:
-            tl.debug_barrier()  # the sums are read back, maybe by another thread than wrote them
             x_ptr = new_ptr
         _cast_odd_row(
             *(x_ptr, weight_ptr, q_ptr, scales_ptr, s_n, eps, eps_low, offset, offset_low),
