@@ -58,7 +58,7 @@ def test_every_operator_is_offered():
     public = [
         op
         for op in _meta.CONTRACTS
-        if not op.endswith("_bwd") and _meta.CONTRACTS[op].fn.__module__.rsplit(".")[-1] != "distributed"
+        if not op.endswith("_bwd") and _meta.CONTRACTS[op].fn.__module__ != "tle_ops._meta.distributed"
     ]
     assert [op for op in public if f"`{op}`" not in text] == []
 
@@ -98,7 +98,7 @@ def test_recipe_adds_an_operator(tmp_path):
             commands += text.strip().splitlines()
         else:
             apply(root, language, title, text)
-    assert len(commands) == 2
+    assert len(commands) == 1
     env = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     for command in commands:
         _, *arguments = command.split()

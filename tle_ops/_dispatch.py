@@ -250,6 +250,11 @@ def _kernel(module: str, op: str) -> Callable[..., Any]:
             raise
 
 
+def definition(op: str) -> Callable[..., Any]:
+    """The op in plain PyTorch."""
+    return _kernel(CPU[op], op)
+
+
 def source_hash() -> str:
     """A hash of this package's sources: part of the key of PyTorch's disk caches."""
     digest = hashlib.sha256()

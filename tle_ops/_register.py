@@ -25,11 +25,13 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import _C
 from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.autograd.function import _SingleLevelFunction
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from tle_ops import _dispatch, _meta
 from tle_ops.autograd import FORMULAS, VMAP, Formula
+from tle_ops.kernels import INLINED
 
 NAMESPACE = "tle"
 PUBLIC_AUTOGRAD = os.environ.get("TLE_PUBLIC_AUTOGRAD") == "1"
@@ -236,7 +238,8 @@ def _per_sample(contract: _meta.Contract, rule: Callable) -> Callable:
 def _spell_out_dtypes(op: torch._ops.OpOverload, parameters: dict[str, inspect.Parameter]) -> None:
     """Defaults that are dtypes are written into traced graphs. The dispatcher drops arguments that equal the schema's
     default, and AOTInductor restores them from the schema, where a dtype is a number, which its loader then refuses
-    ("to have serialized argument type as_scalar_type"; torch 2.11 to 2.14)."""
+    ("to have serialized argument type as_scalar_type"; seen with torch 2.13). In torch 2.11 packages hand over another
+    dtype in any case."""
     defaults = [p.default for p in parameters.values()]
     if not any(isinstance(d, torch.dtype) for d in defaults):
         return
@@ -245,6 +248,21 @@ def _spell_out_dtypes(op: torch._ops.OpOverload, parameters: dict[str, inspect.P
         return mode.__torch_dispatch__(func, types, (*args, *defaults[len(args) :]), kwargs or {})
 
     torch.library.register_torch_dispatch(op, ProxyTorchDispatchMode, traced, lib=LIB)
+
+
+def _inline(name: str, op: torch._ops.OpOverload, contract: _meta.Contract) -> None:
+    """While AOTAutograd makes a graph for Inductor, the op becomes its definition. Eager calls, Dynamo, torch.export
+    and subclasses still see the op. The rule is part of the sources, and so of the disk caches' key."""
+
+    def traced(mode: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        plain = all(t in (torch.Tensor, torch.nn.Parameter, FunctionalTensor) for t in types)
+        if not plain or any(isinstance(a, torch.Tensor) and a.is_complex() for a in args):
+            return mode.__torch_dispatch__(func, types, args, kwargs or {})  # below the mode, or it would come back
+        with mode:
+            contract.fn(*args)
+            return _dispatch.definition(name)(*args)
+
+    torch.library.register_torch_dispatch(op, FunctionalTensorMode, traced, lib=LIB)
 
 
 def register(name: str, contract: _meta.Contract, formula: Formula | None) -> None:
@@ -260,6 +278,8 @@ def register(name: str, contract: _meta.Contract, formula: Formula | None) -> No
         LIB.impl(name, bodies[device], device)
     torch.library.register_fake(op, contract.fn, lib=LIB)
     _spell_out_dtypes(op, parameters)
+    if name in INLINED:
+        _inline(name, op, contract)
     _register_autograd(name, op, formula, bodies, parameters)
     if name in VMAP:
         torch.library.register_vmap(op, _per_sample(contract, VMAP[name]), lib=LIB)
