@@ -113,11 +113,12 @@ def main(arguments: list[str] | None = None) -> int:
 def finish(result: dict[str, Any], options: argparse.Namespace, console: Console) -> list[str]:
     """Print and write a family's result. Returns what is bad about it: kernels of this package that are wrong, fail, or
     are slower than the baseline says."""
+    folder = options.out / report.slug(result["environment"]["card"])
+    report.add_apart(result, folder, "quack")
     for table in report.tables(result):
         console.print(table)
     for note in report.problems(result):
         console.print(f"  {escape(note)}", highlight=False)
-    folder = options.out / report.slug(result["environment"]["card"])
     console.print(f"written: {', '.join(map(str, report.write(result, folder)))}", highlight=False)
     bad = report.failures(result)
     if options.baseline:

@@ -27,6 +27,7 @@ COLORS = {
     "TileKernels": "#e15759",
     "FlagGems": "#b07aa1",
     "Liger": "#edc948",
+    "quack": "#ff9da7",
 }
 OURS = ("#1f5fa8", "#59a1cf", "#76b7b2", "#59a14f", "#8cd17d")
 
@@ -69,6 +70,23 @@ def write(result: dict[str, Any], folder: pathlib.Path) -> list[pathlib.Path]:
     paths[1].write_text(markdown(result), encoding="utf-8")
     chart(result, paths[2])
     return paths
+
+
+def add_apart(result: dict[str, Any], folder: pathlib.Path, name: str) -> None:
+    """Put the figures of a peer that cannot share a process with this package (see quack.py) beside those of `result`,
+    if they were taken on the same kind of card."""
+    path = folder / f"{name}.json"
+    if not path.exists():
+        return
+    other = json.loads(path.read_text(encoding="utf-8"))
+    rows = {(row["op"], row["case"]): row for row in other["cases"]}
+    for row in result.get("cases", ()):
+        apart = rows.get((row["op"], row["case"]))
+        if apart is not None and name in apart["variants"]:
+            when = f"in a process of its own, {other['environment']['date']}, copy {apart['copy_us']:.1f}"
+            row["variants"][name] = {**apart["variants"][name], "note": when}
+            row["earlier"] = {peer: us for peer, us in row["earlier"].items() if peer != name}
+            result["environment"]["peers"][name] = other["environment"]["peers"][name]
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

@@ -190,7 +190,12 @@ def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
         print(f"chart: {o.chart}")
     if o.json:
         ran = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu", "torch": torch.__version__}
-        result = {**ran, "options": vars(o), "seconds_per_step": per_step, "losses": curves}
+        result = {
+            **ran,
+            "options": {k: v for k, v in vars(o).items() if not isinstance(v, str)},
+            "seconds_per_step": per_step,
+            "losses": curves,
+        }
         pathlib.Path(o.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return curves
 

@@ -421,3 +421,31 @@ def test_readme_table(tmp_path):
     lines = readme.table(tmp_path).splitlines()
     assert lines[0].startswith("Card, 2026-01-02, torch 2, Triton 3, TileLang 0; peers torchao 1.")
     assert "| `add` small | 2.0 | **2.0** | 1.00 | torchao 3.0 | 9 | triton |" in lines
+
+
+# --- a peer in a process of its own ----------------------------------------------------------------------------------
+def test_cases_of_quack():
+    from bench import quack
+
+    found = quack.cases()
+    assert {case.op for case in found} == set(quack.CALLS)
+    assert {str(case) for case in found} <= {str(case) for case in every_case()}
+    assert all(case.shape[-1] <= 4096 for case in found if case.op == "topk")
+
+
+def test_figures_of_a_process_apart_join_the_table(tmp_path):
+    case = next(c for c in families()["norm"] if c.op == "add_rms_norm" and c.earlier)
+    row = run_case(case, timing.CpuTimer(), CPU, {}, [], 3) | {"earlier": {"quack": 1.0, "other": 2.0}}
+    environment = {"peers": {"quack": "0.6.5"}, "date": "today"}
+    apart = {"status": "ok", "us": 5.0, "ours": False, "default": False, "copy_ratio": 1.1, "gb_per_s": 1.0}
+    other = row | {"copy_us": 5.5, "variants": {"quack": apart}}
+    (tmp_path / "quack.json").write_text(json.dumps({"environment": environment, "cases": [other]}))
+    result = {"family": "norm", "environment": {"peers": {}}, "cases": [row]}
+    report.add_apart(result, tmp_path, "quack")
+    assert row["variants"]["quack"]["us"] == 5.0
+    assert row["earlier"] == {"other": 2.0}
+    assert result["environment"]["peers"] == {"quack": "0.6.5"}
+    assert any("in a process of its own, today, copy 5.5" in note for note in report.problems(result))
+    before = json.dumps(result)
+    report.add_apart(result, tmp_path, "nobody")
+    assert json.dumps(result) == before
