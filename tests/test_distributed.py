@@ -1,11 +1,159 @@
-"""The distributed ops and meshes on 2 and 4 gloo processes. One world of processes runs all checks of a test."""
+"""The distributed ops, meshes and DTensor rules on 2 and 4 gloo processes, which start once for all checks; a mesh of
+256 simulated devices; processes that die."""
+
+import os
+import pathlib
+import subprocess
+import sys
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from tests import distributed_checks, processes
+import tle_ops.distributed as td
+from examples.distributed import parallel_block, ring
+from tests import distributed_checks, dtensor_checks, processes
+from tle_ops import _meta
+from tle_ops.distributed.rules import NOT_ON_DTENSORS, RULES
+from tle_ops.kernels._group import PeerError, member
+
+ROOT = pathlib.Path(__file__).parent.parent
+SLOW = {"check_compiled"}  # what does not depend on the number of processes
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_operators(world):
-    failed = processes.run(world, distributed_checks.CHECKS, limit=120)
+def checks_of(module) -> list:
+    return [f for f in module.CHECKS if f.__name__ not in SLOW]
+
+
+def assert_all_pass(world: int, checks: list) -> None:
+    failed = processes.run(world, checks, limit=150)
     assert not failed, processes.report(failed)
+
+
+def check_ring_example(rank, world):
+    assert ring.main().tolist() == [100 * ((rank + 1) % world) + i for i in range(4)]
+
+
+def check_parallel_block_example(rank, world):
+    by_dtensor, by_fp8 = parallel_block.main()
+    assert by_dtensor < 1e-5
+    assert by_fp8 < 0.04  # two roundings to FP8
+
+
+def test_two_processes():
+    examples = [check_ring_example, check_parallel_block_example]
+    assert_all_pass(2, [*distributed_checks.CHECKS, *dtensor_checks.CHECKS, *examples])
+
+
+def test_four_processes():
+    assert_all_pass(4, [*checks_of(distributed_checks), *checks_of(dtensor_checks), check_parallel_block_example])
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("op", sorted(_meta.CONTRACTS))
+def test_every_op_has_a_rule_for_dtensors(op):
+    assert (op in RULES) != (op in NOT_ON_DTENSORS), f"{op} has no sharding rule in tle_ops/distributed/rules.py"
+
+
+# --- a peer that is not there ----------------------------------------------------------------------------------------
+def check_death(rank, world):
+    x = torch.ones(4)
+    td.set_timeout(2)
+    if rank == world - 1:
+        os._exit(0)
+    with pytest.raises(td.PeerError, match=rf"ring_exchange \(call 1\): rank {world - 1} did not arrive within 2 s"):
+        torch.ops.tle.ring_exchange(x)
+    with pytest.raises(td.PeerError, match=rf"distributed_barrier the end: rank {world - 1} did not arrive within 1 s"):
+        td.distributed_barrier(timeout=1, name="the end")
+    print("named", flush=True)
+    os._exit(7)
+
+
+def check_death_in_an_exchange(rank, world):
+    """After all have agreed; gloo notices, and the survivors call the roll."""
+    me = member("test", "")
+    me.meet("here", "", "test")
+
+    def exchange():
+        if rank == world - 1:
+            os._exit(0)
+        dist.recv(torch.empty(1), world - 1)
+
+    with pytest.raises(PeerError, match=rf"test: the exchange failed, rank {world - 1} did not answer"):
+        me.exchange("test", exchange)
+    os._exit(7)
+
+
+@pytest.mark.parametrize("check", [check_death, check_death_in_an_exchange])
+def test_a_dead_peer_is_named(check):
+    failed = processes.run(3, [check], limit=40)
+    assert failed == {0: {"exit": "exit code 7"}, 1: {"exit": "exit code 7"}, 2: {"exit": "exit code 0"}}
+
+
+# --- 256 devices -----------------------------------------------------------------------------------------------------
+SIMULATED = """
+import torch, torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+import tle_ops, tle_ops.distributed as td
+
+dist.init_process_group("fake", rank=137, world_size=256, store=FakeStore())
+mesh = td.device_mesh({"node": [("node_x", 4), ("node_y", 4)], "device": [("device_x", 4), ("device_y", 4)]})
+torch_mesh = mesh.torch_mesh
+assert torch_mesh.mesh.shape == mesh.shape == (4, 4, 4, 4)
+assert tuple(torch_mesh.get_coordinate()) == mesh.coordinate_of(137) == (2, 0, 2, 1)
+assert mesh[2, 0].torch_mesh.mesh.flatten().tolist() == list(range(128, 144))
+assert mesh.rank_of((2, 0, 2, 1)) == 137
+assert mesh[2, :, 2, 1].ranks == (137, 153, 169, 185)
+
+shape = (1000, 96, 48)
+spec = td.sharding(mesh, [["node_x", "device_y"], "node_y", None], partial=["device_x"])
+assert td.placements(spec) == (Shard(0), Shard(1), Partial(), Shard(0))
+covered = torch.zeros(shape[:2], dtype=torch.int)
+for rank in range(256):
+    (r0, r1), (c0, c1), (d0, d1) = td.local_slices(spec, shape, rank)
+    assert (d0, d1) == (0, 48)
+    covered[r0:r1, c0:c1] += 1
+assert (covered == 4).all()  # the summands along device_x
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+local, offset = compute_local_shape_and_global_offset(shape, torch_mesh, td.placements(spec))
+assert tuple(local) == td.local_shape(spec, shape)
+assert tuple(offset) == tuple(start for start, _ in td.local_slices(spec, shape))
+x = td.make_sharded_tensor(torch.randn(local), spec, shape, check=False)
+assert x.shape == shape and x.placements == td.placements(spec)
+
+rows = td.distribute(torch.randn(512, 256), td.sharding(mesh, [["node_x", "node_y"], None]))
+q, scales = tle_ops.per_token_cast_fp8(rows)
+assert q.to_local().shape == (32, 256) and scales.to_local().shape == (32, 2) and q.placements == rows.placements
+y = tle_ops.rms_norm(rows, td.distribute(torch.ones(256), td.sharding(mesh)), 1e-6)
+assert y.placements == rows.placements and y.shape == (512, 256)
+both = td.distribute(torch.randn(64, 4096), td.sharding(mesh, [["node_x"], ["device_x", "device_y"]]))
+q, scales = tle_ops.per_token_cast_fp8(both, 16)  # 4096 = 256 * 16: no group is cut
+assert q.placements == scales.placements == both.placements and scales.to_local().shape == (16, 16)
+assert td.reshard(both, td.sharding(mesh, [None, "device_x"])).to_local().shape == (64, 1024)
+try:
+    td.torch_mesh(td.device_mesh({"device": 8}))
+except ValueError as e:
+    assert "must have the 256 processes of the world, got 8" in str(e), e
+else:
+    raise AssertionError("no error")
+print("OK")
+"""
+
+
+def test_a_simulated_mesh_of_256_devices():
+    done = subprocess.run([sys.executable, "-c", SIMULATED], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.stdout.strip() == "OK", done.stderr
+
+
+def test_errors_without_a_world():
+    code = """if True:
+        import torch, tle_ops, tle_ops.distributed as td
+        mesh = td.device_mesh({"node": 2, "device": 2})
+        for call in (lambda: tle_ops.remote(torch.ones(1), 0), lambda: td.torch_mesh(mesh), td.distributed_barrier):
+            try:
+                call()
+            except ValueError as e:
+                print(e)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.stdout.count("torch.distributed must be initialized, call init_process_group first") == 3, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -113,7 +114,7 @@ def torch_mesh(mesh: language_mesh, device_type: str | None = None) -> DeviceMes
         return _meshes[key]
     shape = mesh.process_shape or (1,)
     names = tuple(n for n, kind in zip(mesh.dim_names, mesh.dim_kinds, strict=True) if kind == PROCESS) or ("flat",)
-    grid = torch.tensor([mesh.rank_of(i) for i in range(len(ranks))], dtype=torch.int).view(shape)
+    grid = torch.tensor(_in_order(mesh), dtype=torch.int).view(shape)
     if len(ranks) == dist.get_world_size():
         found = DeviceMesh(device_type, grid, mesh_dim_names=names)
         world = id(dist.group.WORLD)
@@ -234,8 +235,10 @@ def local_slices(sharding: ShardingSpec, shape: Sequence[int], rank: int | None 
     return tuple(found)
 
 
-def _in_order(mesh: language_mesh) -> list[int]:
-    return [mesh.rank_of(i) for i in range(len(mesh.ranks))]
+@functools.lru_cache(256)
+def _in_order(mesh: language_mesh) -> tuple[int, ...]:
+    """The ranks of a mesh by their coordinates along its process axes."""
+    return mesh._ranks_in_order()
 
 
 def distribute(whole: Tensor, sharding: ShardingSpec) -> DTensor:

@@ -56,6 +56,7 @@ def _end(state_ptr):
 def _meet(context, missing_ptr, channel, MESH: tl.constexpr, W: tl.constexpr, POLLS: tl.constexpr):
     """Wait for this channel of every peer; who does not come in time is told to the host."""
     missing = tle.distributed_barrier(MESH, context, index=channel, polls=POLLS)
+    tl.debug_barrier()  # alone in the world, there was none in that
     if missing > 0:
         me = tl.load(context).to(tl.int32)
         signals = tl.load(context + _BUFFERS + W + me).to(tl.pointer_type(tl.int32)) + channel * W
