@@ -123,9 +123,9 @@ def test_a_large_mean_costs_no_digits(device):
     assert error < 1e-3  # x itself is known to 6e-5; E[x^2] - E[x]^2 in float32 would be off by 0.06
 
 
-def families() -> dict:
+def families(N: int) -> dict:
     """op -> x [M, N] -> its arguments, for every op of this and the neighbouring families."""
-    w = randn(256, dtype=BF16).cuda()
+    w = randn(N, dtype=BF16).cuda()
     angles = torch.arange(8 * 4096, device="cuda").view(4096, 8) / 100
     return {
         "rms_norm": lambda x: (x, w, 1e-6),
@@ -137,9 +137,9 @@ def families() -> dict:
         "swiglu": lambda x: x.chunk(2, -1),
         "swiglu_bwd": lambda x: (x, x.flip(1), x.roll(1, 1)),
         "swiglu_packed": lambda x: (x,),
-        "swiglu_packed_bwd": lambda x: (x[:, :128], x),
+        "swiglu_packed_bwd": lambda x: (x[:, : N // 2], x),
         "geglu": lambda x: (x, x.flip(1)),
-        "rope": lambda x: (x.view(-1, 16, 16), angles[: x.shape[0]].cos(), angles[: x.shape[0]].sin()),
+        "rope": lambda x: (x.view(len(x), -1, 16), angles[: x.shape[0]].cos(), angles[: x.shape[0]].sin()),
         "swiglu_per_token_cast_fp8": lambda x: (x,),
         "rms_norm_per_token_cast_fp8": lambda x: (x, w, 1e-6),
         "add_rms_norm_per_token_cast_fp8": lambda x: (x, x.flip(1), w, 1e-6),
@@ -151,28 +151,36 @@ def call(op: str, args: tuple) -> tuple:
 
 
 @pytest.mark.gpu
-def test_no_build_for_a_new_row_count():
-    from tle_ops.kernels import _norm_wide_triton, fused_triton, norm_triton, rope_triton, swiglu_triton
+@pytest.mark.parametrize("N", [256, 2048])  # several rows per program, one
+def test_no_build_for_a_new_row_count(N):
+    from tle_ops.kernels import (
+        _norm_cast_triton,
+        _norm_wide_triton,
+        fused_triton,
+        norm_triton,
+        rope_triton,
+        swiglu_triton,
+    )
     from tle_ops.kernels._triton import Kernel
 
-    modules = (_norm_wide_triton, fused_triton, norm_triton, rope_triton, swiglu_triton)
+    modules = (_norm_cast_triton, _norm_wide_triton, fused_triton, norm_triton, rope_triton, swiglu_triton)
     kernels = {k.fn.__name__: k for m in modules for k in vars(m).values() if isinstance(k, Kernel)}
 
     def builds() -> dict:
         return {name: len(k.variants) for name, k in kernels.items()}
 
-    for op, args in families().items():
-        call(op, args(randn(100, 256, dtype=BF16).cuda()))
+    for op, args in families(N).items():
+        call(op, args(randn(100, N, dtype=BF16).cuda()))
         before = builds()
         assert sum(before.values())
         for M in (1, 2, 15, 16, 17, 128, 1000, 4096):
-            call(op, args(randn(M, 256, dtype=BF16).cuda()))
+            call(op, args(randn(M, N, dtype=BF16).cuda()))
         assert builds() == before, op
 
 
 @pytest.mark.gpu
 def test_a_captured_graph_reads_new_data():
-    for op, args in families().items():
+    for op, args in families(256).items():
         inputs = args(randn(64, 256, dtype=BF16).cuda())
         call(op, inputs)  # builds and loads
         torch.cuda.synchronize()
