@@ -20,6 +20,9 @@ def _extract(dtype):
     yield Sample("1d", (randn(30, dtype=dtype), [4], [6]))
     yield Sample("3d", (randn(4, 6, 8, dtype=dtype), [1, 0, 3], [2, 3, 2]))
     yield Sample("0-d", (randn(dtype=dtype), [], []))
+    yield Sample("4d", (randn(2, 4, 3, 8, dtype=dtype), [1, 1, 2, 0], [1, 2, 1, 4]))
+    yield Sample("6d", (randn(2, 2, 2, 2, 2, 4, dtype=dtype), [1, 0, 1, 0, 1, 1], [1] * 5 + [2]))
+    yield Sample("folded", (randn(4, 6, 8, dtype=dtype), [1, 0, 0], [2, 6, 8]))
     if dtype != F64:  # gradcheck does not perturb elements that share memory
         yield Sample("expanded", (randn(1, 6, dtype=dtype).expand(4, 6), [1, 1], [2, 3]))
 
@@ -35,6 +38,13 @@ def _insert(dtype):
     yield Sample("1d", (randn(30, dtype=dtype), randn(6, dtype=dtype, seed=1), [4]))
     yield Sample("3d", (randn(4, 6, 8, dtype=dtype), randn(2, 3, 2, dtype=dtype, seed=1), [1, 0, 3]))
     yield Sample("0-d", (randn(dtype=dtype), randn(dtype=dtype, seed=1), []))
+    yield Sample("4d", (randn(2, 4, 3, 8, dtype=dtype), randn(1, 2, 1, 4, dtype=dtype, seed=1), [1, 1, 2, 0]))
+    tile_6d = randn(1, 1, 1, 1, 1, 2, dtype=dtype, seed=1)
+    yield Sample("6d", (randn(2, 2, 2, 2, 2, 4, dtype=dtype), tile_6d, [1, 0, 1, 0, 1, 1]))
+    yield Sample("folded", (randn(4, 6, 8, dtype=dtype), randn(2, 6, 8, dtype=dtype, seed=1), [1, 0, 0]))
+    if dtype != F64:  # blocks outside the tile, inside it, and across its edge; gradcheck would take too long
+        for N in (3000, 2050):
+            yield Sample(f"12x{N}", (randn(12, N, dtype=dtype), randn(6, N // 2, dtype=dtype, seed=1), [1, 0]))
 
 
 def _inserted(x: Tensor, tile: Tensor, index) -> Tensor:

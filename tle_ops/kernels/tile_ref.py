@@ -1,5 +1,4 @@
-"""Tiles of a tensor in plain PyTorch: the definition, and the kernel on every device, since slices copy at the speed of
-memory."""
+"""Tiles of a tensor in plain PyTorch: the definition, and the CPU kernel."""
 
 from collections.abc import Sequence
 

@@ -145,25 +145,38 @@ def _insert_kernel(
     VECTOR: tl.constexpr,  # divides C, first_c, last_c and the strides of rows
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    VECTOR_X: tl.constexpr,  # divides C and the strides of rows of x
 ):
-    row, column, mask, C = _block(M, C, VECTOR, BLOCK_R, BLOCK_C)
+    row, column, mask, C = _block(M, C, VECTOR_X, BLOCK_R, BLOCK_C)
     i0, i1, i2, i3 = _places(row, n1, n2, n3, DIMS, SMALL)
+    rows = (i0 >= first0) & (i0 < last0)  # [BLOCK_R, 1]: those that the tile has a part of
+    if DIMS > 1:
+        rows = rows & (i1 >= first1) & (i1 < last1)
+    if DIMS > 2:
+        rows = rows & (i2 >= first2) & (i2 < last2)
+    if DIMS > 3:
+        rows = rows & (i3 >= first3) & (i3 < last3)
+    y_ptr += row * C
+    x_ptr += _offset(i0, i1, i2, i3, x0, x1, x2, x3, VECTOR_X, DIMS)
+    tile_ptr += _offset(i0 - first0, i1 - first1, i2 - first2, i3 - first3, t0, t1, t2, t3, VECTOR, DIMS)
     first_c = first_c // VECTOR * VECTOR
     last_c = last_c // VECTOR * VECTOR
-    inside = (i0 >= first0) & (i0 < last0)
-    if DIMS > 1:
-        inside = inside & (i1 >= first1) & (i1 < last1)
-    if DIMS > 2:
-        inside = inside & (i2 >= first2) & (i2 < last2)
-    if DIMS > 3:
-        inside = inside & (i3 >= first3) & (i3 < last3)
-    inside = inside & (column >= first_c) & (column < last_c) & mask
-    there = _offset(i0, i1, i2, i3, x0, x1, x2, x3, VECTOR, DIMS) + _along(column, x_c, CONTIGUOUS)
-    here = _offset(i0 - first0, i1 - first1, i2 - first2, i3 - first3, t0, t1, t2, t3, VECTOR, DIMS)
-    here += _along(column - first_c, t_c, CONTIGUOUS)
-    old = tl.load(x_ptr + there, mask=mask & (inside == 0))
-    new = tl.load(tile_ptr + here, mask=inside)
-    tl.store(y_ptr + row * C + column, tl.where(inside, new, old), mask=mask)
+    # Most blocks are outside the tile or inside, and need one of the two loads.
+    begin = tl.program_id(0) % tl.cdiv(C, BLOCK_C) * BLOCK_C
+    outside = (begin >= last_c) | (begin + BLOCK_C <= first_c) | (tl.max(rows.to(tl.int32)) == 0)
+    covered = (begin >= first_c) & (tl.minimum(begin + BLOCK_C, C) <= last_c)
+    covered = covered & (tl.min((rows | (row >= M)).to(tl.int32)) == 1)
+    if outside:
+        x = tl.load(x_ptr + _along(column, x_c, CONTIGUOUS), mask=mask)
+        tl.store(y_ptr + column, x, mask=mask)
+    elif covered:
+        x = tl.load(tile_ptr + _along(column - first_c, t_c, CONTIGUOUS), mask=mask)
+        tl.store(y_ptr + column, x, mask=mask)
+    else:
+        inside = rows & (column >= first_c) & (column < last_c) & mask
+        old = tl.load(x_ptr + _along(column, x_c, CONTIGUOUS), mask=mask & (inside == 0))
+        new = tl.load(tile_ptr + _along(column - first_c, t_c, CONTIGUOUS), mask=inside)
+        tl.store(y_ptr + column, tl.where(inside, new, old), mask=mask)
 
 
 # --- geometry --------------------------------------------------------------------------------------------------------
@@ -206,15 +219,23 @@ def _geometry(axes: list[_Axis], offset: int, itemsize: int) -> tuple[list[_Axis
     for axis in rows:
         M *= axis.n
     contiguous = all(s == 1 for s in columns.strides)
-    whole = [columns.n, columns.first, columns.last, offset, *(s for axis in rows for s in axis.strides)]
-    vector = 16 // itemsize if contiguous else 1
-    while any(n % vector for n in whole):
-        vector //= 2
+    x_strides = [axis.strides[0] for axis in rows]
+    tile = [columns.first, columns.last, *(axis.strides[1] for axis in rows)]
+    widest = 16 // itemsize if contiguous else 1
+    vector_x = _vector(widest, [columns.n, offset, *x_strides])
+    vector = _vector(vector_x, tile)
     block_c = min(triton.next_power_of_2(columns.n), 1024)
     block_r = min(triton.next_power_of_2(M), _BLOCK // block_c)
     grid = -(-M // block_r) * -(-columns.n // block_c)
-    constants = (max(len(rows), 1), M < 2**31, contiguous, vector, block_r, block_c)
+    constants = (max(len(rows), 1), M < 2**31, contiguous, vector, block_r, block_c, vector_x)
     return [*(rows or [nothing]), *[nothing] * (_DIMS - max(len(rows), 1))], columns, M, grid, constants
+
+
+def _vector(widest: int, numbers: Sequence[int]) -> int:
+    """The greatest power of two, up to `widest`, that divides all the numbers."""
+    while any(n % widest for n in numbers):
+        widest //= 2
+    return widest
 
 
 @functools.lru_cache(4096)
@@ -226,7 +247,7 @@ def _extraction(strides: tuple, index: tuple, shape: tuple, itemsize: int) -> _P
         return None
     rows, columns, M, grid, constants = found
     sizes, x = (axis.n for axis in rows[1:]), (axis.strides[0] for axis in rows)
-    return _Plan(grid, (M, columns.n, *sizes, *x, columns.strides[0], first), constants)
+    return _Plan(grid, (M, columns.n, *sizes, *x, columns.strides[0], first), constants[:-1])
 
 
 @functools.lru_cache(4096)
