@@ -99,11 +99,12 @@ def _scale_and_factor(amax, rstd, rstd_low, by, by_low, FP8_MAX: tl.constexpr, U
 
 
 @triton.jit
-def _squares(xs, PIECES: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr):
+def _squares(xs, PIECES: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, EIGHT: tl.constexpr):
     """Sum of squares of a row held as PIECES tiles [G, GROUP]: a scalar in float64.
 
-    Eight neighbours are added in float32, as a tree: of 16-bit numbers, whose squares are exact, that costs 3 u. More
-    would cost more (one large element among many small ones), and float64 for each element would cost time."""
+    Eight neighbours are added in float32, as a tree: of 16-bit numbers, whose squares are exact, that costs 3 u, half
+    of it in the root. More would cost more (one large element among many small ones), and float64 for each element
+    would cost time. Not EIGHT: four neighbours, so that u are left for x * weight."""
     if xs[0].dtype == tl.float32:
         total = tl.zeros((G, GROUP), tl.float64)
         for k in tl.static_range(PIECES):
@@ -111,12 +112,16 @@ def _squares(xs, PIECES: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr):
             total += x * x
         return tl.sum(total)
     else:
-        total = tl.zeros((G, GROUP // 8), tl.float64)
+        total = tl.zeros((G, GROUP // 8) if EIGHT else (G, GROUP // 8, 2), tl.float64)
         for k in tl.static_range(PIECES):
             a, b = tl.split(tl.reshape(xs[k].to(tl.float32), (G, GROUP // 8, 4, 2)))
             a, b = tl.split(tl.reshape(tl.fma(a, a, b * b), (G, GROUP // 8, 2, 2)))
-            a, b = tl.split(a + b)
-            total += (a + b).to(tl.float64)
+            few = a + b
+            if EIGHT:
+                a, b = tl.split(few)
+                total += (a + b).to(tl.float64)
+            else:
+                total += few.to(tl.float64)
         return tl.sum(total)
 
 
@@ -203,7 +208,8 @@ def _cast_row(
             _store(new_ptr, n, k, PIECE, N, x)
             sums = sums + (x,)  # noqa: RUF005
         xs = sums
-    squares = _squares(xs, PIECES, G, GROUP)
+    EXACT: tl.constexpr = OFFSET == 0 and (not WEIGHT or weight_ptr.dtype.element_ty.primitive_bitwidth == 16)
+    squares = _squares(xs, PIECES, G, GROUP, EXACT)  # EXACT: x * weight is
     rstd, rstd_low = exact_root(squares, eps, eps_low, N)
     by, by_low = _row_factors(rstd, rstd_low, FP8_MAX)
     largest = tl.zeros((G, GROUP), tl.float32)

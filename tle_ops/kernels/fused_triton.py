@@ -1,14 +1,16 @@
 """An activation or a norm fused with FP8 quantization by token groups, in Triton: a row is read once and stays on chip.
 
 The kernels take groups of a power of two of columns, or the whole row, and rows of norms that fit into registers. Any
-other call goes the long way: kernels of this module write the float32 intermediate to memory, and it is quantized.
+other call goes the long way: the float32 intermediate is written to memory, and quantized. Norms have their kernels in
+_norm_cast_triton.py.
 
 Scales are within 2 ulp of their float64 definition on every way, whatever the input. The definition is rounded, too, so
 what is left of an error before the last rounding must stay below 2 ulp. u = 2^-24; an error of u is at most 1 ulp:
 
     swiglu      1.42 u of the sigmoid's divisor (`one_plus_exp`), 0.58 ulp for the rounding of y: amax / 448 is 8 / 7 or
                 4 / 7 of amax but for a power of two, so half an ulp of amax is at most 4 / 7 ulp of the scale
-    norm        1 u of x * weight, exact for 16-bit types; nothing else is rounded before the scale
+    norm        1.5 u of the root (`_squares`), nothing else if x * weight is exact, as it is for 16-bit types; else
+                1 u of each
     the norm's  0.58 ulp for the rounding of y
     long way
 
