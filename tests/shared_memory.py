@@ -16,7 +16,7 @@ from tle_ops.kernels import _symmetric
 _segments: list[shared_memory.SharedMemory] = []
 
 
-def allocate(me: Any, nbytes: int, device: torch.device) -> tuple[Tensor, list[int], None]:
+def allocate(me: Any, nbytes: int, device: torch.device) -> tuple[Tensor, list[int], list[Tensor]]:
     nbytes = (nbytes + 15) // 16 * 16
     own = shared_memory.SharedMemory(f"tle_{uuid.uuid4().hex[:16]}", create=True, size=nbytes)
     names = me.meet("shared memory", own.name, "shared memory")
@@ -25,7 +25,7 @@ def allocate(me: Any, nbytes: int, device: torch.device) -> tuple[Tensor, list[i
     own.unlink()  # it lives as long as somebody has it open
     _segments.extend(segments)
     tensors = [torch.from_numpy(np.frombuffer(s.buf, dtype=np.uint8)) for s in segments]
-    return tensors[me.rank], [t.data_ptr() for t in tensors], None
+    return tensors[me.rank], [t.data_ptr() for t in tensors], tensors
 
 
 def install() -> None:

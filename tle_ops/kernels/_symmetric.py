@@ -15,9 +15,11 @@ NVLink multicast is not used, and not set up.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,7 +35,8 @@ TILES = 1 << 16  # of one process's data that can be reported one by one
 LEAST = 1 << 22  # bytes of a half
 _lock = threading.RLock()
 _workspaces: dict[tuple, Workspace | None] = {}
-_tensors: dict[int, tuple[StorageWeakRef, Tensor]] = {}  # address of a storage -> it, and its context
+# Address of a storage -> it, its context, and the same memory of all processes.
+_tensors: dict[int, tuple[StorageWeakRef, Tensor, list[Tensor]]] = {}
 
 
 class Workspace:
@@ -44,7 +47,9 @@ class Workspace:
         signals = signal_count(me.size, CHANNELS) * 4
         total = 2 * half + arrivals + signals
         self.rank, self.size, self.half, self.device = me.rank, me.size, half, device
-        self.buffer, addresses, self.handle = allocate(me, total, device)
+        self.buffer, addresses, _ = allocate(me, total, device)
+        self.stage = self.buffer[:0]
+        self.stages: list[Tensor] = []
         self.arrivals = self.buffer[2 * half : 2 * half + arrivals].view(torch.int32)
         self.buffer[2 * half :].zero_()
         self.context = device_context(
@@ -56,10 +61,36 @@ class Workspace:
         # Ranks that did not come, told by kernels; host memory, so that looking does not wait for the GPU.
         self.missing = torch.zeros(max(me.size, 4), dtype=torch.int32, pin_memory=device.type == "cuda")
         self.stream: Any = None
+        self._beside: Any = None
         self.captured = False
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         me.barrier("before the first use of symmetric memory")  # all signals are 0 before anyone counts
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """What follows runs on a stream beside the current one, after what that has been given so far."""
+        if self.device.type != "cuda":
+            yield
+            return
+        if self._beside is None:
+            self._beside = torch.cuda.Stream(self.device)
+        self._beside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._beside):
+            yield
+
+    def join(self) -> None:
+        if self._beside is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._beside)
+
+    def stage_of(self, me: Member, nbytes: int) -> tuple[Tensor, list[Tensor]]:
+        """Symmetric memory besides the halves, for copies that the host orders with two barriers: this process's bytes
+        and those of all. Like the workspace it grows by all processes together."""
+        if self.stage.numel() < nbytes:
+            if self.captured:
+                _retired.append(self.stages)
+            self.stage, _, self.stages = allocate(me, 1 << (nbytes - 1).bit_length(), self.device)
+        return self.stage, self.stages
 
     def raise_if_missing(self, what: str, me: Member) -> None:
         """PeerError if a kernel of an earlier call has given up; the workspace, out of step, is given back."""
@@ -72,18 +103,20 @@ class Workspace:
             )
 
 
-def allocate(me: Member, nbytes: int, device: torch.device) -> tuple[Tensor, list[int], Any]:
-    """This process's bytes, the addresses of everyone's as this process sees them, and what keeps them alive."""
+def allocate(me: Member, nbytes: int, device: torch.device) -> tuple[Tensor, list[int], list[Tensor]]:
+    """This process's bytes, and those of all processes in the order of the ranks: their addresses as this process sees
+    them, and tensors of them."""
     nbytes = (nbytes + 15) // 16 * 16
     if me.size == 1:
         buffer = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-        return buffer, [buffer.data_ptr()], None
+        return buffer, [buffer.data_ptr()], [buffer]
     import torch.distributed._symmetric_memory as symmetric
 
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     buffer = symmetric.empty(nbytes, dtype=torch.uint8, device=device)
     handle = symmetric.rendezvous(buffer, me.group)
-    return buffer, list(handle.buffer_ptrs), handle
+    everyone = [handle.get_buffer(r, (nbytes,), torch.uint8) for r in range(me.size)]
+    return buffer, list(handle.buffer_ptrs), everyone
 
 
 def _reachable(me: Member, device: torch.device) -> bool:
@@ -132,7 +165,7 @@ def workspace(op: str, me: Member, device: torch.device, nbytes: int) -> Workspa
     return made
 
 
-_retired: list[Workspace] = []
+_retired: list[Any] = []  # memory whose addresses a CUDA graph has
 
 
 def _on_one_stream(ws: Workspace) -> None:
@@ -170,19 +203,20 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, me: 
     count = 1
     for n in shape:
         count *= n
-    buffer, addresses, _ = allocate(me, max(count * dtype.itemsize, 16), device)
+    buffer, addresses, everyone = allocate(me, max(count * dtype.itemsize, 16), device)
     context = device_context(me.rank, addresses, addresses, 1, device)  # no signals: it serves addresses alone
     storage = buffer.untyped_storage()
-    _tensors[storage.data_ptr()] = (StorageWeakRef(storage), context)
+    everyone[me.rank] = context  # not its own memory, which would never be freed
+    _tensors[storage.data_ptr()] = (StorageWeakRef(storage), context, everyone)
     flat = buffer[: count * dtype.itemsize].view(dtype)
     return flat.view(shape)
 
 
-def context_of(x: Tensor) -> Tensor | None:
-    """The context of the symmetric allocation that x lies in."""
+def allocation_of(x: Tensor) -> tuple[Tensor, list[Tensor]] | None:
+    """Of the symmetric allocation that x lies in: its context, and the bytes of the peers."""
     if not _tensors:
         return None
     address = x.untyped_storage().data_ptr()
     if address in _tensors and _tensors[address][0].expired():
         del _tensors[address]  # other memory has that address now
-    return _tensors[address][1] if address in _tensors else None
+    return _tensors[address][1:] if address in _tensors else None

@@ -1,8 +1,5 @@
-"""The distributed ops over symmetric memory: kernels that read and write the peers' buffers with `tle.remote` and meet
-them with `tle.distributed_barrier`. The protocol is in `_symmetric.py`.
-
-Program i of a launch works on the same blocks as program i on every peer, so it need meet only those. Where the GPUs of
-a group do not reach each other's memory, and for what a kernel does not take, NCCL serves (`_collective.py`).
+"""The distributed ops over symmetric memory, by the kernels of `_distributed_triton.py`. Where the GPUs of a group do
+not reach each other's memory, and for what a kernel does not take, NCCL serves (`_collective.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +8,6 @@ import functools
 import math
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -20,330 +16,28 @@ from tle_ops import _meta
 from tle_ops._meta import FP8_MAX
 from tle_ops.kernels import _collective, _symmetric
 from tle_ops.kernels._collective import bytes_of, facts, source_of, sum_of_codes
+from tle_ops.kernels._distributed_triton import (
+    all_gather_fp8_kernel,
+    barrier_kernel,
+    cast_kernel,
+    gather_kernel,
+    put_kernel,
+    reduce_scatter_fp8_kernel,
+    remote_bwd_kernel,
+    remote_kernel,
+)
 from tle_ops.kernels._group import Member, get_timeout, member
-from tle_ops.kernels._symmetric import TILES, Workspace, context_of, workspace
-from tle_ops.kernels._triton import INTERPRETED, encode, kernel, magnitude, scale_of
+from tle_ops.kernels._symmetric import TILES, Workspace, allocation_of, workspace
 
 _BLOCK = 16384  # bytes that a program copies at a time
 _PROGRAMS = 264  # two for each multiprocessor of an H200: all are resident, as programs that wait for peers should be
+_COPIES = 1 << 22  # bytes from which the copy engines are faster: 374 GB/s over NVLink where a kernel reads 320
+_CHUNKS = 4  # in which a large gather is quantized while the chunk before travels
 _LONGEST = 1024  # elements of a group that is quantized and sent by one kernel
 _TILE = 8192  # elements of a tile of groups
 _WARPS = 4  # for one tile
 _PUSH = True  # the peers' workspaces are written, not read: see bench/results
 _CODE = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
-_INTERPRETED = tl.constexpr(INTERPRETED)
-_BUFFERS = tl.constexpr(3)  # where a context has its addresses
-
-
-# --- device functions: meeting the peers -----------------------------------------------------------------------------
-@triton.jit
-def _begin(state_ptr, half16):
-    """The number of this call, and where its half of 16 * half16 bytes begins in the workspace."""
-    call = tl.load(state_ptr)
-    return call, (call & 1).to(tl.int64) * half16 * 16
-
-
-@triton.jit
-def _end(state_ptr):
-    """The last program to finish counts the call."""
-    tl.debug_barrier()
-    if tl.atomic_add(state_ptr + 1, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
-        tl.store(state_ptr + 1, 0)
-        tl.atomic_add(state_ptr, 1, sem="release", scope="gpu")
-
-
-@triton.jit
-def _meet(context, missing_ptr, channel, MESH: tl.constexpr, W: tl.constexpr, POLLS: tl.constexpr):
-    """Wait for this channel of every peer; who does not come in time is told to the host."""
-    missing = tle.distributed_barrier(MESH, context, index=channel, polls=POLLS)
-    tl.debug_barrier()  # alone in the world, there was none in that
-    if missing > 0:
-        me = tl.load(context).to(tl.int32)
-        signals = tl.load(context + _BUFFERS + W + me).to(tl.pointer_type(tl.int32)) + channel * W
-        peer = tl.arange(0, triton.next_power_of_2(W))
-        others = (peer < W) & (peer != me)
-        arrived = tl.atomic_add(signals + peer, 0, mask=others, sem="acquire", scope="sys")
-        tl.store(missing_ptr + peer, 1, mask=others & (arrived <= 0))
-
-
-@triton.jit
-def _tell(arrivals_ptr, call, peer, context):
-    """Report a tile to a peer: what this program stored before can be read there after."""
-    tl.atomic_max(tle.remote(arrivals_ptr, peer, context=context), call, sem="release", scope="sys")
-
-
-@triton.jit
-def _await(arrival_ptr, call, missing_ptr, polls):
-    """Wait until a peer has reported a tile. Returns how often to look the next time: not again at one that is dead."""
-    seen = tl.atomic_add(arrival_ptr, 0, sem="acquire", scope="sys")
-    left = polls
-    while (seen < call) & (left > 0):
-        seen = tl.atomic_add(arrival_ptr, 0, sem="acquire", scope="sys")
-        left -= 1
-    if seen < call:
-        tl.store(missing_ptr, 1)
-        polls = polls * 0
-    tl.debug_barrier()
-    return polls
-
-
-@triton.jit
-def _copy(to_ptr, from_ptr, n16, rest, i, BLOCK: tl.constexpr):
-    """Block i of 16 * n16 + rest bytes; the rest goes with block 0."""
-    n = n16 * 16  # so that the mask does not keep 16 bytes from being moved at once
-    o = tl.full((), BLOCK, tl.int64) * i + tl.arange(0, BLOCK)
-    tl.store(to_ptr + o, tl.load(from_ptr + o, mask=o < n), mask=o < n)
-    if (i == 0) & (rest > 0):
-        tail = n + tl.arange(0, 16)
-        tl.store(to_ptr + tail, tl.load(from_ptr + tail, mask=tail < n + rest), mask=tail < n + rest)
-
-
-# --- kernels ---------------------------------------------------------------------------------------------------------
-@kernel("half16", "n16", "rest", "shard")
-def _remote_kernel(
-    x_ptr, y_ptr, ws_ptr, context, x_context, state_ptr, missing_ptr,
-    half16: tl.int64, n16: tl.int64, rest: tl.int32, shard: tl.int32,
-    MESH: tl.constexpr, W: tl.constexpr, POLLS: tl.constexpr, DIRECT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """y = x of `shard`. DIRECT: x lies in symmetric memory; else it is laid into the workspace first."""
-    _, start = _begin(state_ptr, half16)
-    pid = tl.program_id(0)
-    blocks = tl.maximum(tl.cdiv(n16 * 16, BLOCK), 1).to(tl.int32)
-    ws_ptr += start
-    if not DIRECT:
-        for i in range(pid, blocks, tl.num_programs(0)):
-            _copy(ws_ptr, x_ptr, n16, rest, i, BLOCK)
-    _meet(context, missing_ptr, pid, MESH, W, POLLS)
-    there = tle.remote(x_ptr, shard, context=x_context) if DIRECT else tle.remote(ws_ptr, shard, context=context)
-    for i in range(pid, blocks, tl.num_programs(0)):
-        _copy(y_ptr, there, n16, rest, i, BLOCK)
-    if DIRECT:  # x may change only when all have read it
-        _meet(context, missing_ptr, pid, MESH, W, POLLS)
-    _end(state_ptr)
-
-
-@kernel("half16", "n16", "rest", "shard", "source")
-def _put_kernel(
-    x_ptr, value_ptr, y_ptr, ws_ptr, context, state_ptr, missing_ptr,
-    half16: tl.int64, n16: tl.int64, rest: tl.int32, shard: tl.int32, source: tl.int32,
-    MESH: tl.constexpr, W: tl.constexpr, POLLS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """value goes into the workspace of `shard`; y = what `source` put into this one, or x if source is -1."""
-    _, start = _begin(state_ptr, half16)
-    pid = tl.program_id(0)
-    blocks = tl.maximum(tl.cdiv(n16 * 16, BLOCK), 1).to(tl.int32)
-    ws_ptr += start
-    there = tle.remote(ws_ptr, shard, context=context)
-    for i in range(pid, blocks, tl.num_programs(0)):
-        _copy(there, value_ptr, n16, rest, i, BLOCK)
-    _meet(context, missing_ptr, pid, MESH, W, POLLS)
-    for i in range(pid, blocks, tl.num_programs(0)):
-        if source >= 0:
-            _copy(y_ptr, ws_ptr, n16, rest, i, BLOCK)
-        else:
-            _copy(y_ptr, x_ptr, n16, rest, i, BLOCK)
-    _end(state_ptr)
-
-
-@kernel("half16", "n", "shard", "notes")
-def _remote_bwd_kernel(
-    dy_ptr, dx_ptr, ws_ptr, context, state_ptr, missing_ptr,
-    half16: tl.int64, n: tl.int64, shard: tl.int32, notes: tl.int64,
-    MESH: tl.constexpr, W: tl.constexpr, POLLS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """dx = the sum of the dy of those who read this process's x, in the order of their ranks."""
-    _, start = _begin(state_ptr, half16)
-    pid = tl.program_id(0)
-    if ALIGNED:
-        n = n // 8 * 8
-    blocks = tl.cdiv(n, BLOCK).to(tl.int32)
-    me = tl.load(context).to(tl.int32)
-    ws_ptr += start
-    here_ptr = ws_ptr.to(dy_ptr.dtype, bitcast=True)
-    note_ptr = (ws_ptr + notes).to(tl.pointer_type(tl.int32)) + pid
-    for i in range(pid, blocks, tl.num_programs(0)):
-        o = tl.full((), BLOCK, tl.int64) * i + tl.arange(0, BLOCK)
-        tl.store(here_ptr + o, tl.load(dy_ptr + o, mask=o < n), mask=o < n)
-    tl.store(note_ptr, shard)
-    _meet(context, missing_ptr, pid, MESH, W, POLLS)
-    for i in range(pid, blocks, tl.num_programs(0)):
-        o = tl.full((), BLOCK, tl.int64) * i + tl.arange(0, BLOCK)
-        total = tl.zeros((BLOCK,), tl.float32)
-        for r in tl.static_range(W):
-            if tl.load(tle.remote(note_ptr, r, context=context)) == me:
-                total += tl.load(tle.remote(here_ptr, r, context=context) + o, mask=o < n, other=0.0).to(tl.float32)
-        tl.store(dx_ptr + o, total.to(dx_ptr.dtype.element_ty), mask=o < n)
-    _end(state_ptr)
-
-
-@kernel()
-def _barrier_kernel(
-    context, state_ptr, missing_ptr, MESH: tl.constexpr, W: tl.constexpr, POLLS: tl.constexpr
-):  # fmt: skip
-    _meet(context, missing_ptr, 0, MESH, W, POLLS)
-    _end(state_ptr)
-
-
-@kernel("half16", "n16", "rest", "part")
-def _gather_kernel(
-    x_ptr, y_ptr, ws_ptr, context, state_ptr, missing_ptr,
-    half16: tl.int64, n16: tl.int64, rest: tl.int32, part: tl.int64,
-    MESH: tl.constexpr, W: tl.constexpr, POLLS: tl.constexpr, SCATTER: tl.constexpr, ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """y [W, part bytes] from the x of all; with SCATTER x has W parts too, and a process gets those of its rank."""
-    _, start = _begin(state_ptr, half16)
-    pid = tl.program_id(0)
-    blocks = tl.maximum(tl.cdiv(n16 * 16, BLOCK), 1).to(tl.int32)
-    me = tl.load(context)
-    ws_ptr += start
-    if ALIGNED:
-        part = part // 16 * 16
-    for i in range(pid, blocks, tl.num_programs(0)):
-        if SCATTER:
-            for r in tl.static_range(W):
-                _copy(ws_ptr + r * part, x_ptr + r * part, n16, rest, i, BLOCK)
-        else:
-            _copy(ws_ptr, x_ptr, n16, rest, i, BLOCK)
-    _meet(context, missing_ptr, pid, MESH, W, POLLS)
-    for i in range(pid, blocks, tl.num_programs(0)):
-        for d in tl.static_range(W):
-            r = (me + d) % W  # not all from one peer at once
-            there = tle.remote(ws_ptr, r, context=context)
-            if SCATTER:
-                there += me * part
-            _copy(y_ptr + r * part, there, n16, rest, i, BLOCK)
-    _end(state_ptr)
-
-
-# --- the fused kernels: a tile of groups is quantized, stored to all peers, reported, and picked up there ------------
-@triton.jit
-def _quantize(
-    x_ptr, groups, t, FP8: tl.constexpr, UE8M0: tl.constexpr, CODE: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr
-):
-    """Codes [ROWS, G] and scales [ROWS] of tile t, their offsets, and which groups exist."""
-    row = tl.full((), ROWS, tl.int64) * t + tl.arange(0, ROWS)
-    o = row[:, None] * G + tl.arange(0, G)[None, :]
-    inside = row < groups
-    x = tl.load(x_ptr + o, mask=inside[:, None], other=0.0).to(tl.float32)
-    scale = scale_of(tl.max(magnitude(x), axis=1), FP8, UE8M0)
-    return encode(x, scale[:, None], CODE), scale, row, o, inside
-
-
-@triton.jit
-def _product(x, y):
-    """x * y, rounded: the compiler must not make a fused multiply-add of it and what follows"""
-    if _INTERPRETED:
-        return x * y
-    else:
-        return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], tl.float32, is_pure=True, pack=1)
-
-
-@kernel("half16", "groups")
-def _all_gather_fp8_kernel(
-    x_ptr, q_ptr, scales_ptr, ws_ptr, arrivals_ptr, context, state_ptr, missing_ptr,
-    half16: tl.int64, groups: tl.int64,
-    W: tl.constexpr, POLLS: tl.constexpr, FP8: tl.constexpr, UE8M0: tl.constexpr, CODE: tl.constexpr,
-    G: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, PUSH: tl.constexpr,
-):  # fmt: skip
-    """groups: of one process. The workspace has codes [W, groups, G], then scales [W, groups], by the rank they are of.
-    PUSH: tiles are stored into the peers' workspaces; else into the own one, where the peers fetch them."""
-    call, start = _begin(state_ptr, half16)
-    pid = tl.program_id(0)
-    programs = tl.num_programs(0)
-    tiles = tl.cdiv(groups, ROWS).to(tl.int32)
-    me = tl.load(context).to(tl.int32)
-    codes_ptr = (ws_ptr + start).to(q_ptr.dtype, bitcast=True)
-    sent_ptr = (ws_ptr + start + W * groups * G).to(tl.pointer_type(tl.float32), bitcast=True)
-    mine = me.to(tl.int64) * groups
-    polls = tl.full((), POLLS, tl.int32)
-    for t in range(pid, tiles + programs, programs):
-        if t < tiles:
-            q, scale, row, o, inside = _quantize(x_ptr, groups, t, FP8, UE8M0, CODE, G, ROWS)
-            tl.store(q_ptr + mine * G + o, q, mask=inside[:, None])
-            tl.store(scales_ptr + mine + row, scale, mask=inside)
-            if W > 1:
-                if not PUSH:
-                    tl.store(codes_ptr + mine * G + o, q, mask=inside[:, None])
-                    tl.store(sent_ptr + mine + row, scale, mask=inside)
-                for d in tl.static_range(1, W):
-                    peer = (me + d) % W
-                    if PUSH:
-                        tl.store(tle.remote(codes_ptr + mine * G, peer, context=context) + o, q, mask=inside[:, None])
-                        tl.store(tle.remote(sent_ptr + mine, peer, context=context) + row, scale, mask=inside)
-                tl.debug_barrier()
-                for d in tl.static_range(1, W):
-                    _tell(arrivals_ptr + me * TILES + t, call, (me + d) % W, context)
-        # The tile before: its peers have had the time of one tile to come.
-        before = t - programs
-        if (before >= 0) & (W > 1):
-            row = tl.full((), ROWS, tl.int64) * before + tl.arange(0, ROWS)
-            inside = row < groups
-            o = row[:, None] * G + tl.arange(0, G)[None, :]
-            for d in tl.static_range(1, W):
-                peer = (me - d + W) % W
-                theirs = peer.to(tl.int64) * groups
-                polls = _await(arrivals_ptr + peer * TILES + before, call, missing_ptr + peer, polls)
-                if PUSH:
-                    from_ptr, from_scales = codes_ptr + theirs * G, sent_ptr + theirs
-                else:
-                    from_ptr = tle.remote(codes_ptr + theirs * G, peer, context=context)
-                    from_scales = tle.remote(sent_ptr + theirs, peer, context=context)
-                # As bytes: a masked-out code has no value in FP8.
-                codes = tl.load(from_ptr.to(tl.pointer_type(tl.int8), bitcast=True) + o, mask=inside[:, None])
-                tl.store(
-                    (q_ptr + theirs * G).to(tl.pointer_type(tl.int8), bitcast=True) + o, codes, mask=inside[:, None]
-                )
-                tl.store(scales_ptr + theirs + row, tl.load(from_scales + row, mask=inside), mask=inside)
-    _end(state_ptr)
-
-
-@kernel("half16", "groups")
-def _reduce_scatter_fp8_kernel(
-    x_ptr, y_ptr, ws_ptr, arrivals_ptr, context, state_ptr, missing_ptr,
-    half16: tl.int64, groups: tl.int64,
-    W: tl.constexpr, POLLS: tl.constexpr, FP8: tl.constexpr, UE8M0: tl.constexpr, CODE: tl.constexpr,
-    G: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
-    """groups: of one part. Each part's tiles go to the peer of its rank; the workspace has them by the rank they come
-    from. The sum runs in the order of the ranks, without fused multiply-adds: the bits of the plain composition."""
-    call, start = _begin(state_ptr, half16)
-    pid = tl.program_id(0)
-    programs = tl.num_programs(0)
-    tiles = tl.cdiv(groups, ROWS).to(tl.int32)
-    me = tl.load(context).to(tl.int32)
-    codes_ptr = (ws_ptr + start).to(tl.pointer_type(CODE), bitcast=True)
-    sent_ptr = (ws_ptr + start + W * groups * G).to(tl.pointer_type(tl.float32), bitcast=True)
-    mine = me.to(tl.int64) * groups
-    polls = tl.full((), POLLS, tl.int32)
-    for t in range(pid, tiles + programs, programs):
-        if t < tiles:
-            for d in tl.static_range(W):
-                peer = (me + 1 + d) % W  # the own part last, into the own workspace
-                q, scale, row, o, inside = _quantize(
-                    x_ptr + peer.to(tl.int64) * groups * G, groups, t, FP8, UE8M0, CODE, G, ROWS
-                )
-                tl.store(tle.remote(codes_ptr + mine * G, peer, context=context) + o, q, mask=inside[:, None])
-                tl.store(tle.remote(sent_ptr + mine, peer, context=context) + row, scale, mask=inside)
-            tl.debug_barrier()
-            for d in tl.static_range(1, W):
-                _tell(arrivals_ptr + me * TILES + t, call, (me + d) % W, context)
-        before = t - programs
-        if before >= 0:
-            for d in tl.static_range(1, W):
-                peer = (me - d + W) % W
-                polls = _await(arrivals_ptr + peer * TILES + before, call, missing_ptr + peer, polls)
-            row = tl.full((), ROWS, tl.int64) * before + tl.arange(0, ROWS)
-            inside = row < groups
-            o = row[:, None] * G + tl.arange(0, G)[None, :]
-            total = tl.zeros((ROWS, G), tl.float32)
-            for r in tl.static_range(W):
-                q = tl.load(codes_ptr + r * groups * G + o, mask=inside[:, None])
-                scale = tl.load(sent_ptr + r * groups + row, mask=inside, other=0.0)
-                value = _product(q.to(tl.float32), scale[:, None] + tl.zeros((ROWS, G), tl.float32))
-                total = value if r == 0 else total + value
-            tl.store(y_ptr + o, total.to(y_ptr.dtype.element_ty), mask=inside[:, None])
-    _end(state_ptr)
 
 
 # --- launchers -------------------------------------------------------------------------------------------------------
@@ -377,8 +71,12 @@ def _read(x: Tensor, me: Member, ws: Workspace, shard: int) -> Tensor:
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     source = x.contiguous()
     n = x.numel() * x.element_size()
-    x_context = context_of(source)
-    _remote_kernel(
+    symmetric = allocation_of(source)
+    if n >= _COPIES and me.size > 1:
+        _read_by_copy(bytes_of(y), source, me, ws, shard, symmetric)
+        return y
+    x_context = None if symmetric is None else symmetric[0]
+    remote_kernel(
         _grid(math.ceil(n / _BLOCK)),
         (
             bytes_of(source), bytes_of(y), ws.buffer, ws.context,
@@ -391,9 +89,27 @@ def _read(x: Tensor, me: Member, ws: Workspace, shard: int) -> Tensor:
     return y
 
 
+def _read_by_copy(y: Tensor, x: Tensor, me: Member, ws: Workspace, shard: int, symmetric: tuple | None) -> None:
+    """y, in bytes, is x of `shard`, by the copy engines between two barriers."""
+    first = 0
+    if symmetric is None:
+        stage, everyone = ws.stage_of(me, y.numel())
+        stage[: y.numel()].copy_(bytes_of(x))
+    else:
+        first, everyone = x.storage_offset() * x.element_size(), symmetric[1]
+    _barrier(me, ws)
+    source = bytes_of(x) if shard == me.rank else everyone[shard][first : first + y.numel()]
+    y.copy_(source)
+    _barrier(me, ws)
+
+
+def _barrier(me: Member, ws: Workspace, polls: int = 0) -> None:
+    barrier_kernel(1, (ws.context, ws.state, ws.missing), (), (_mesh(me.size), me.size, polls or _polls()), num_warps=1)
+
+
 def _where(x: Tensor) -> object:
     """Where x lies in symmetric memory: the same place for all, else a peer would read something else."""
-    return x.storage_offset() if context_of(x) is not None and x.is_contiguous() else None
+    return x.storage_offset() if allocation_of(x) is not None and x.is_contiguous() else None
 
 
 def remote(x: Tensor, shard: int, group: str = "") -> Tensor:
@@ -418,7 +134,7 @@ def remote_bwd(dy: Tensor, shard: int, group: str = "") -> Tensor:
     if ws is None or dy.dtype is torch.float64:
         return _collective.remote_bwd(dy, shard, group)
     block = _BLOCK // 8
-    _remote_bwd_kernel(
+    remote_bwd_kernel(
         _grid(math.ceil(n / block)),
         (dy.contiguous(), dx, ws.buffer, ws.context, ws.state, ws.missing),
         (ws.half // 16, n, shard, nbytes),
@@ -436,7 +152,7 @@ def remote_put(x: Tensor, value: Tensor, shard: int, group: str = "") -> tuple[T
     ws = workspace("remote_put", me, x.device, n + 4 * _PROGRAMS + 16)
     if ws is None:
         return _collective.remote_put(x, value, shard, group)
-    _put_kernel(
+    put_kernel(
         _grid(math.ceil(n / _BLOCK)),
         (bytes_of(x), bytes_of(value), bytes_of(y), ws.buffer, ws.context, ws.state, ws.missing),
         (ws.half // 16, n // 16, n % 16, shard, writer),
@@ -452,8 +168,7 @@ def distributed_barrier(token: Tensor, group: str = "", timeout: float = 0.0, na
     ws = workspace("distributed_barrier", me, token.device, 16)
     if ws is None:
         return _collective.distributed_barrier(token, group, timeout, name)
-    polls = min(int(timeout * 1e6), 2**31 - 1) or _polls()
-    _barrier_kernel(1, (ws.context, ws.state, ws.missing), (), (_mesh(me.size), me.size, polls), num_warps=1)
+    _barrier(me, ws, min(int(timeout * 1e6), 2**31 - 1))
     return y.copy_(token)
 
 
@@ -490,8 +205,11 @@ def all_gather_fp8(
             _gather(whole, part, me, ws, scatter=False)
         return q, scales
     groups = x.numel() // group_size
+    if x.numel() >= _COPIES and me.size > 1:
+        _gather_by_copies(x.contiguous(), q, scales, me, ws, (group_size, dtype, scale_ue8m0))
+        return q, scales
     rows, tiles = _geometry(groups, group_size)
-    _all_gather_fp8_kernel(
+    all_gather_fp8_kernel(
         _grid(tiles),
         (x.contiguous(), q, scales, ws.buffer, ws.arrivals, ws.context, ws.state, ws.missing),
         (ws.half // 16, groups),
@@ -501,9 +219,40 @@ def all_gather_fp8(
     return q, scales
 
 
+def _gather_by_copies(x: Tensor, q: Tensor, scales: Tensor, me: Member, ws: Workspace, options: tuple) -> None:
+    """A chunk is quantized, into the result and for the peers, while the copy engines fetch theirs of the chunk before
+    on a stream beside."""
+    group_size, dtype, scale_ue8m0 = options
+    groups = x.numel() // group_size
+    nbytes = _halves(x.numel())  # of codes; the scales come behind them
+    stage, everyone = ws.stage_of(me, nbytes + 4 * groups)
+    q, scales = q.view(torch.uint8).view(me.size, -1), scales.view(me.size, -1)
+    rows = max(_TILE // group_size, 1)
+    per_chunk = math.ceil(groups / _CHUNKS / rows) * rows
+    peers = [(me.rank + d) % me.size for d in range(1, me.size)]
+    for first in range(0, groups, per_chunk):
+        last = min(first + per_chunk, groups)
+        cast_kernel(
+            math.ceil((last - first) / rows),
+            (x, q[me.rank].view(dtype), scales[me.rank], stage.view(dtype), stage[nbytes:].view(torch.float32)),
+            (first, last),
+            (FP8_MAX[dtype], scale_ue8m0, _CODE[dtype], group_size, rows),
+        )
+        _barrier(me, ws)
+        with ws.beside():
+            for r in peers:
+                for whole, start, a, b in (
+                    (q[r], 0, first * group_size, last * group_size),
+                    (scales[r].view(torch.uint8), nbytes, 4 * first, 4 * last),
+                ):
+                    whole[a:b].copy_(everyone[r][start + a : start + b])
+    ws.join()
+    _barrier(me, ws)
+
+
 def _gather(whole: Tensor, part: Tensor, me: Member, ws: Workspace, scatter: bool) -> None:
     n = part.numel() * part.element_size() // (me.size if scatter else 1)
-    _gather_kernel(
+    gather_kernel(
         _grid(math.ceil(n / _BLOCK)),
         (bytes_of(part), bytes_of(whole), ws.buffer, ws.context, ws.state, ws.missing),
         (ws.half // 16, n // 16, n % 16, n),
@@ -535,7 +284,7 @@ def reduce_scatter_fp8(
         return sum_of_codes(*received, group_size, me.size, x.dtype)
     groups = x.numel() // group_size // me.size
     rows, tiles = _geometry(groups, group_size)
-    _reduce_scatter_fp8_kernel(
+    reduce_scatter_fp8_kernel(
         _grid(tiles),
         (x.contiguous(), y, ws.buffer, ws.arrivals, ws.context, ws.state, ws.missing),
         (ws.half // 16, groups),
