@@ -23,9 +23,9 @@ def _load_kernel(x_ptr, out_ptr, n, FORM: tl.constexpr, ASYNC: tl.constexpr):
     elif FORM == 2:
         x = tle.load(x_ptr + at, mask=at < n, other=-1, volatile=True, is_async=ASYNC)
     elif FORM == 3:
-        x = tle.load(x_ptr + at, cache_modifier=".cg", eviction_policy="evict_first", is_async=ASYNC)
+        x = tle.load(x_ptr + at, eviction_policy="evict_first", is_async=ASYNC)
     else:
-        x = tl.zeros((16,), tl.float32) + tle.load(x_ptr + n, is_async=ASYNC)
+        x = tl.zeros((16,), tl.float32) + tle.load(x_ptr + n, cache_modifier=".cg", is_async=ASYNC)
     tl.store(out_ptr + at, x)
 
 
