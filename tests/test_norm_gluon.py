@@ -84,8 +84,8 @@ def test_as_good_as_the_triton_kernel(M, N, dtype):
     with tle_ops.backend("triton"):
         other = tle_ops.rms_norm(x, weight, 1e-6)
     truth = torch.nn.functional.rms_norm(x.double(), (N,), weight.double(), 1e-6)
-    error, allowed = ((y.double() - truth).abs().max() for y in (got, other))
-    assert error <= 2 * allowed + 2 * torch.finfo(dtype).eps * 1e-2
+    error, allowed = ((y.double() - truth).abs() for y in (got, other))
+    assert (error <= 2 * allowed.max() + 2 * torch.finfo(dtype).eps * truth.abs()).all()
 
 
 @pytest.mark.gpu

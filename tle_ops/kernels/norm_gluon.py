@@ -4,8 +4,10 @@ A persistent program of each multiprocessor walks over tiles of rows. Its produc
 busy while the consumers wait for one another in a reduction. Rows of more than `WIDEST` columns go through the pipe
 twice, in chunks: for their sum of squares, then for the result.
 
-sm_90 and newer. The default is the Triton kernel, which many independent programs keep as busy: see
-docs/performance.md for both.
+sm_90 and newer. It does not pay enough to be the default. On an H200, bfloat16, it takes 0.97 to 0.99 of the time of the
+same arithmetic without a pipe at 4096 rows of 4096 or 7168, and 1.02 to 1.06 of it from 8192 rows on: a block for each
+row keeps as many loads in flight, is given out as multiprocessors become free, and has no waits. The Triton kernel is
+between the two.
 """
 
 from __future__ import annotations
