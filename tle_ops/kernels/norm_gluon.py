@@ -4,10 +4,9 @@ A persistent program of each multiprocessor walks over tiles of rows. Its produc
 busy while the consumers wait for one another in a reduction. Rows of more than `WIDEST` columns go through the pipe
 twice, in chunks: for their sum of squares, then for the result.
 
-sm_90 and newer. It does not pay enough to be the default. On an H200, bfloat16, it takes 0.97 to 0.99 of the time of the
-same arithmetic without a pipe at 4096 rows of 4096 or 7168, and 1.02 to 1.06 of it from 8192 rows on: a block for each
-row keeps as many loads in flight, is given out as multiprocessors become free, and has no waits. The Triton kernel is
-between the two.
+sm_90 and newer. It does not pay enough to be the default: on an H200 it takes 0.98 to 0.99 of the time of the same
+arithmetic without a pipe for 4096 rows of 4096 or 7168 (bfloat16), and 1.02 to 1.07 of it for 128 rows and for 8192 and
+more. One program per row keeps as many loads in flight, goes where a multiprocessor is free, and waits for nobody.
 """
 
 from __future__ import annotations
