@@ -69,6 +69,13 @@ def _await(arrival_ptr, call, missing_ptr, polls):
 
 
 @triton.jit
+def _codes_of(codes_ptr, peer, context):
+    """Codes of a peer, which start at a multiple of 16 bytes. Not knowing that, Triton 3.6 stores them byte by byte,
+    after a conversion between layouts that loses every other pair of FP8."""
+    return tl.multiple_of(tle.remote(codes_ptr, peer, context=context), 16)
+
+
+@triton.jit
 def _copy(to_ptr, from_ptr, n16, rest, i, BLOCK: tl.constexpr):
     """Block i of 16 * n16 + rest bytes; the rest goes with block 0."""
     n = n16 * 16  # so that the mask does not keep 16 bytes from being moved at once
@@ -238,17 +245,17 @@ def all_gather_fp8_kernel(
     x_ptr, q_ptr, scales_ptr, ws_ptr, arrivals_ptr, context, state_ptr, missing_ptr,
     half16: tl.int64, groups: tl.int64,
     W: tl.constexpr, POLLS: tl.constexpr, FP8: tl.constexpr, UE8M0: tl.constexpr, CODE: tl.constexpr,
-    G: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, PUSH: tl.constexpr,
+    G: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """groups: of one process. The workspace has codes [W, groups, G], then scales [W, groups], by the rank they are of.
-    PUSH: tiles are stored into the peers' workspaces; else into the own one, where the peers fetch them."""
+    """groups: of one process. The workspace has codes [groups, G], then scales [groups]; the peers fetch them tile by
+    tile as they are told of them."""
     call, start = _begin(state_ptr, half16)
     pid = tl.program_id(0)
     programs = tl.num_programs(0)
     tiles = tl.cdiv(groups, ROWS).to(tl.int32)
     me = tl.load(context).to(tl.int32)
     codes_ptr = (ws_ptr + start).to(q_ptr.dtype, bitcast=True)
-    sent_ptr = (ws_ptr + start + W * groups * G).to(tl.pointer_type(tl.float32), bitcast=True)
+    sent_ptr = (ws_ptr + start + groups * G).to(tl.pointer_type(tl.float32), bitcast=True)
     mine = me.to(tl.int64) * groups
     polls = tl.full((), POLLS, tl.int32)
     for t in range(pid, tiles + programs, programs):
@@ -257,14 +264,8 @@ def all_gather_fp8_kernel(
             tl.store(q_ptr + mine * G + o, q, mask=inside[:, None])
             tl.store(scales_ptr + mine + row, scale, mask=inside)
             if W > 1:
-                if not PUSH:
-                    tl.store(codes_ptr + mine * G + o, q, mask=inside[:, None])
-                    tl.store(sent_ptr + mine + row, scale, mask=inside)
-                for d in tl.static_range(1, W):
-                    peer = (me + d) % W
-                    if PUSH:
-                        tl.store(tle.remote(codes_ptr + mine * G, peer, context=context) + o, q, mask=inside[:, None])
-                        tl.store(tle.remote(sent_ptr + mine, peer, context=context) + row, scale, mask=inside)
+                tl.store(codes_ptr + o, q, mask=inside[:, None])
+                tl.store(sent_ptr + row, scale, mask=inside)
                 tl.debug_barrier()
                 for d in tl.static_range(1, W):
                     _tell(arrivals_ptr + me * TILES + t, call, (me + d) % W, context)
@@ -278,11 +279,8 @@ def all_gather_fp8_kernel(
                 peer = (me - d + W) % W
                 theirs = peer.to(tl.int64) * groups
                 polls = _await(arrivals_ptr + peer * TILES + before, call, missing_ptr + peer, polls)
-                if PUSH:
-                    from_ptr, from_scales = codes_ptr + theirs * G, sent_ptr + theirs
-                else:
-                    from_ptr = tle.remote(codes_ptr + theirs * G, peer, context=context)
-                    from_scales = tle.remote(sent_ptr + theirs, peer, context=context)
+                from_ptr = _codes_of(codes_ptr, peer, context)
+                from_scales = tle.remote(sent_ptr, peer, context=context)
                 # As bytes: a masked-out code has no value in FP8.
                 codes = tl.load(from_ptr.to(tl.pointer_type(tl.int8), bitcast=True) + o, mask=inside[:, None])
                 tl.store(
@@ -317,7 +315,7 @@ def reduce_scatter_fp8_kernel(
                 q, scale, row, o, inside = _quantize(
                     x_ptr + peer.to(tl.int64) * groups * G, groups, t, FP8, UE8M0, CODE, G, ROWS
                 )
-                tl.store(tle.remote(codes_ptr + mine * G, peer, context=context) + o, q, mask=inside[:, None])
+                tl.store(_codes_of(codes_ptr + mine * G, peer, context) + o, q, mask=inside[:, None])
                 tl.store(tle.remote(sent_ptr + mine, peer, context=context) + row, scale, mask=inside)
             tl.debug_barrier()
             for d in tl.static_range(1, W):

@@ -30,13 +30,12 @@ from tle_ops.kernels._group import Member, get_timeout, member
 from tle_ops.kernels._symmetric import TILES, Workspace, allocation_of, workspace
 
 _BLOCK = 16384  # bytes that a program copies at a time
-_PROGRAMS = 264  # two for each multiprocessor of an H200: all are resident, as programs that wait for peers should be
+_PROGRAMS = 528  # four for each multiprocessor of an H200: all are resident, as programs that wait for peers must be
 _COPIES = 1 << 22  # bytes from which the copy engines are faster: 374 GB/s over NVLink where a kernel reads 320
 _CHUNKS = 4  # in which a large gather is quantized while the chunk before travels
 _LONGEST = 1024  # elements of a group that is quantized and sent by one kernel
 _TILE = 8192  # elements of a tile of groups
 _WARPS = 4  # for one tile
-_PUSH = True  # the peers' workspaces are written, not read: see bench/results
 _CODE = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
 
 
@@ -213,7 +212,7 @@ def all_gather_fp8(
         _grid(tiles),
         (x.contiguous(), q, scales, ws.buffer, ws.arrivals, ws.context, ws.state, ws.missing),
         (ws.half // 16, groups),
-        (me.size, _polls(), FP8_MAX[dtype], scale_ue8m0, _CODE[dtype], group_size, rows, TILES, _PUSH),
+        (me.size, _polls(), FP8_MAX[dtype], scale_ue8m0, _CODE[dtype], group_size, rows, TILES),
         num_warps=_WARPS,
     )
     return q, scales
