@@ -364,7 +364,7 @@ def _long_row_cast_kernel(
             x_ptr = new_ptr
         _cast_odd_row(
             *(x_ptr, weight_ptr, q_ptr, scales_ptr, s_n, eps, eps_low, offset, offset_low),
-            *(N, WEIGHT, OFFSET, CODE, FP8_MAX, UE8M0, WHOLE, G, GROUP),
+            *(N, WEIGHT, OFFSET, CODE, FP8_MAX, UE8M0, WHOLE, G // 8 if G > 8 else 1, GROUP),  # few registers
         )
 
 

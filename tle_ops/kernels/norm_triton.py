@@ -162,10 +162,10 @@ def _column_sum_kernel(
 
 # --- launchers --------------------------------------------------------------------------------------------------------
 def tile_of(N: int) -> tuple[int, int, int]:
-    """ROWS, BLOCK and warps of a forward: rows of less than 2048 columns together, 16 or 32 elements per thread."""
+    """ROWS, BLOCK and warps of a forward: 16 to 32 elements per thread, rows of less than 2048 columns together."""
     block = triton.next_power_of_2(N)
     rows = max(1, 2048 // block)
-    return rows, block, 16 if block >= 8192 else max(4, rows * block // 1024)
+    return rows, block, max(4, min(rows * block // 1024, 16))
 
 
 def _tile_of_backward(N: int, itemsize: int) -> tuple[int, int, int, int] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import NamedTuple
 
 import triton
@@ -15,46 +14,10 @@ from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._rows_triton import aligned
 from tle_ops.kernels._triton import kernel
 
-_FITS = 48 * 2**20  # elements of x that may leave the L2 cache (60 MB) first
 _TILE = 2048  # pairs per program of 4 warps: two 16-byte loads of bfloat16 per thread and half
 
 
-@triton.jit
-def _turn_tile(
-    x_ptr, cos_ptr, sin_ptr, y_ptr, x, y, table, here, heads,
-    EVICT: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, BACK: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
-):  # fmt: skip
-    """The heads at x of x_ptr, to y of y_ptr, by the rows at `table` of the tables; those with a mask exist."""
-    if HALF > 0:
-        i = tl.arange(0, BLOCK)[None, None, :]  # [1, 1, BLOCK]
-        at = table + i
-        inside = here & (i < HALF)
-        cos = tl.load(cos_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        sin = tl.load(sin_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        if BACK:
-            sin = -sin
-        if INTERLEAVED:  # neighbours are loaded together and then parted
-            j = tl.arange(0, 2 * BLOCK)[None, None, :]
-            mask = heads & (j < 2 * HALF)
-            pairs = tl.load(x_ptr + x + j, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
-            first, second = tl.split(tl.reshape(pairs, (BLOCK_S, BLOCK_H, BLOCK, 2)))
-            turned = tl.join(first * cos - second * sin, second * cos + first * sin)
-            turned = tl.reshape(turned, (BLOCK_S, BLOCK_H, 2 * BLOCK))
-            tl.store(y_ptr + y + j, turned.to(y_ptr.dtype.element_ty), mask=mask)
-        else:
-            mask = heads & (i < HALF)
-            first = tl.load(x_ptr + x + i, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
-            second = tl.load(x_ptr + x + HALF + i, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
-            tl.store(y_ptr + y + i, (first * cos - second * sin).to(y_ptr.dtype.element_ty), mask=mask)
-            tl.store(y_ptr + y + HALF + i, (second * cos + first * sin).to(y_ptr.dtype.element_ty), mask=mask)
-    if REST > 0:
-        k = 2 * HALF + tl.arange(0, REST)[None, None, :]
-        mask = heads & (k < D)
-        tl.store(y_ptr + y + k, tl.load(x_ptr + x + k, mask=mask), mask=mask)
-
-
-@kernel("S", "tiles_s", "x_b", "x_s", "x_h", "t_b", "t_s", "fits")
+@kernel("S", "tiles_s", "x_b", "x_s", "x_h", "t_b", "t_s")
 def _rope_kernel(
     x_ptr,  # [B, S, H, D], strides x_b, x_s, x_h, 1
     cos_ptr,  # [B, S, HALF], strides t_b, t_s, 1
@@ -67,7 +30,6 @@ def _rope_kernel(
     x_h: tl.int64,
     t_b: tl.int64,
     t_s: tl.int64,
-    fits: tl.int32,  # x may leave the L2 cache first: it is small, and what was written before it stays there
     H: tl.constexpr,
     D: tl.constexpr,
     HALF: tl.constexpr,
@@ -90,17 +52,32 @@ def _rope_kernel(
     heads = (s < S) & (h < H) if H % BLOCK_H else (s < S) & (h >= 0)
     x = b * x_b + s * x_s + h * x_h
     y = ((b * S + s) * H + h) * D
-    table = b * t_b + s * t_s
-    if fits != 0:  # two copies of the code, for a choice at run time
-        _turn_tile(
-            *(x_ptr, cos_ptr, sin_ptr, y_ptr, x, y, table, s < S, heads),
-            *("evict_first", D, HALF, INTERLEAVED, BACK, BLOCK_S, BLOCK_H, BLOCK, REST),
-        )
-    else:
-        _turn_tile(
-            *(x_ptr, cos_ptr, sin_ptr, y_ptr, x, y, table, s < S, heads),
-            *("", D, HALF, INTERLEAVED, BACK, BLOCK_S, BLOCK_H, BLOCK, REST),
-        )
+    if HALF > 0:
+        i = tl.arange(0, BLOCK)[None, None, :]  # [1, 1, BLOCK]
+        table = b * t_b + s * t_s + i
+        inside = (s < S) & (i < HALF)
+        cos = tl.load(cos_ptr + table, mask=inside, other=0.0).to(tl.float32)
+        sin = tl.load(sin_ptr + table, mask=inside, other=0.0).to(tl.float32)
+        if BACK:
+            sin = -sin
+        if INTERLEAVED:  # neighbours are loaded together and then parted
+            j = tl.arange(0, 2 * BLOCK)[None, None, :]
+            mask = heads & (j < 2 * HALF)
+            pairs = tl.load(x_ptr + x + j, mask=mask, other=0.0).to(tl.float32)
+            first, second = tl.split(tl.reshape(pairs, (BLOCK_S, BLOCK_H, BLOCK, 2)))
+            turned = tl.join(first * cos - second * sin, second * cos + first * sin)
+            turned = tl.reshape(turned, (BLOCK_S, BLOCK_H, 2 * BLOCK))
+            tl.store(y_ptr + y + j, turned.to(y_ptr.dtype.element_ty), mask=mask)
+        else:
+            mask = heads & (i < HALF)
+            first = tl.load(x_ptr + x + i, mask=mask, other=0.0).to(tl.float32)
+            second = tl.load(x_ptr + x + HALF + i, mask=mask, other=0.0).to(tl.float32)
+            tl.store(y_ptr + y + i, (first * cos - second * sin).to(y_ptr.dtype.element_ty), mask=mask)
+            tl.store(y_ptr + y + HALF + i, (second * cos + first * sin).to(y_ptr.dtype.element_ty), mask=mask)
+    if REST > 0:
+        k = 2 * HALF + tl.arange(0, REST)[None, None, :]
+        mask = heads & (k < D)
+        tl.store(y_ptr + y + k, tl.load(x_ptr + x + k, mask=mask), mask=mask)
 
 
 class _Plan(NamedTuple):
@@ -127,7 +104,7 @@ def _plan(shape: tuple, strides: tuple, table_shape: tuple, table_strides: tuple
     aligned8 = all(n % 8 == 0 for n in (x_b, *strides[-3:-1]))
     return _Plan(
         B * tiles_s * triton.cdiv(H, block_h),
-        (S, tiles_s, x_b, *strides[-3:-1], t_b, table_strides[-2], int(math.prod(shape) <= _FITS)),
+        (S, tiles_s, x_b, *strides[-3:-1], t_b, table_strides[-2]),
         (H, D, half),
         (aligned8, block_s, block_h, block, rest),
     )
