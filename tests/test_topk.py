@@ -1,6 +1,7 @@
-"""topk, topk_selector and topk_gate against a stable sort by NumPy, on scores that break selectors."""
+"""topk, topk_selector and topk_gate against a stable sort, on scores that break selectors."""
 
 import os
+import random
 
 import hypothesis
 import numpy as np
@@ -14,8 +15,8 @@ from tests.conftest import CUDA
 from tests.graphs import assert_replays
 from tests.table import BF16, F16, F32, F64, assert_same_bits
 
-# TLE_FUZZ=100000 for a long run. An example holds its seed, and a failure prints the example.
-FUZZ = hypothesis.settings(max_examples=int(os.environ.get("TLE_FUZZ", 150)), deadline=None, print_blob=True)
+FUZZ = hypothesis.settings(max_examples=150, deadline=None, print_blob=True)  # a failure prints the example
+GPU_PROBLEMS = int(os.environ.get("TLE_FUZZ", 5000))  # TLE_FUZZ=100000 for a long run
 DTYPES = (F32, BF16, F16, F64, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 KERNEL_DEVICE = "cuda" if CUDA else "cpu"  # where there is no GPU, Triton interprets
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -35,25 +36,25 @@ KINDS = (
 )
 
 
-def scores(kind: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
-    g = torch.Generator().manual_seed(seed)
+def scores(kind: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: str = "cpu") -> Tensor:
+    g = torch.Generator(device).manual_seed(seed)
 
     def pick(n):
-        return torch.randint(0, n, shape, generator=g)
+        return torch.randint(0, n, shape, generator=g, device=device)
 
     if not dtype.is_floating_point:
         info = torch.iinfo(torch.uint8 if dtype == torch.bool else dtype)
         narrow = kind in ("equal", "two-values", "whole-numbers") or dtype == torch.bool
         low, high = (0, {"equal": 1, "two-values": 2}.get(kind, 2)) if narrow else (info.min, info.max)
-        return torch.randint(low, high, shape, generator=g, dtype=torch.int64).to(dtype)
+        return torch.randint(low, high, shape, generator=g, dtype=torch.int64, device=device).to(dtype)
     kind_of_bits = BITS[dtype.itemsize]
-    x = torch.randn(shape, generator=g, dtype=F64)
+    x = torch.randn(shape, generator=g, dtype=F64, device=device)
     if kind == "equal":
-        x = torch.full(shape, 0.25)
+        x = torch.full(shape, 0.25, device=device)
     elif kind == "two-values":
         x = pick(2) * 1.5 - 0.5
     elif kind == "shared-upper-bits":  # the order is in the last bits alone
-        base = torch.tensor(1.0, dtype=dtype).view(kind_of_bits)
+        base = torch.tensor(1.0, dtype=dtype, device=device).view(kind_of_bits)
         return (base + pick(min(4096, 2 ** (8 * dtype.itemsize - 10))).to(kind_of_bits)).view(dtype)
     elif kind == "relu-zeros":
         x = (x - 1).relu()
@@ -67,12 +68,13 @@ def scores(kind: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> 
         x = (x * 2).round()
     elif kind == "random-bits":
         info = torch.iinfo(kind_of_bits)
-        return torch.randint(info.min, info.max, shape, generator=g, dtype=torch.int64).to(kind_of_bits).view(dtype)
+        bits = torch.randint(info.min, info.max, shape, generator=g, dtype=torch.int64, device=device)
+        return bits.to(kind_of_bits).view(dtype)
     elif kind == "ascending":
         x = x.sort(-1).values
     x = x.to(dtype)
     if kind == "nan-of-either-sign":
-        nan = torch.tensor([torch.nan], dtype=dtype).view(kind_of_bits)
+        nan = torch.tensor([torch.nan], dtype=dtype, device=device).view(kind_of_bits)
         negative = nan | torch.iinfo(kind_of_bits).min
         x = torch.where(pick(4) == 0, nan, x.view(kind_of_bits))
         x = torch.where(pick(4) == 0, negative, x).view(dtype)
@@ -160,11 +162,18 @@ def test_long_rows(kind, device):
 @pytest.fixture
 def small_kernels(monkeypatch):
     """The Triton kernels, with tiles so small that small rows take every way: rounds, one tile, many tiles, a sort."""
-    from tle_ops.kernels import topk_triton
+    from tle_ops.kernels import _select_triton, topk_triton
 
-    for name, value in (("_SHORT", 64), ("_FEW", 4), ("_TILE", 256), ("_SHORTEST", 32), ("_ENOUGH", 16), ("_MOST", 48)):
-        monkeypatch.setattr(topk_triton, name, value)
-    return topk_triton
+    sizes = {
+        topk_triton: {"_SHORT": 64, "_FEW": 4, "_TILE": 256, "_SHORTEST": 64, "_MOST": 48},
+        _select_triton: {"SAMPLE": 128, "DRAWN": 32, "TILE": 32, "SHORTEST": 64, "PROGRAMS": 16, "SLOTS": 128},
+    }
+    for module, constants in sizes.items():
+        for name, value in constants.items():
+            monkeypatch.setattr(module, name, value)
+    _select_triton.plan.cache_clear()
+    yield topk_triton
+    _select_triton.plan.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -184,12 +193,153 @@ def test_kernels_on_every_route(small_kernels, kind, dtype):
         check_selector(small_kernels.topk_selector, KERNEL_DEVICE, problem, 1.5)
 
 
+def sampled_columns(N: int, plan, run: int) -> np.ndarray:
+    """Where `_bound_kernel` looks, that is, where an adversary puts what misleads it."""
+    samples = plan.sample * plan.members // run
+    i = np.arange(samples, dtype=np.uint32)
+    last = np.uint32(0xFFFFFFFF) // np.uint32(samples)
+    jitter = (i ^ (i >> 7)) * np.uint32(2654435769)
+    jitter = (jitter ^ (jitter >> 15)) * np.uint32(2246822519)
+    at = i * (last + np.uint32(1)) + ((jitter ^ (jitter >> 13)) & last)
+    at = (at.astype(np.uint64) * N >> 32).astype(np.int64) // run * run
+    return np.unique((at[:, None] + np.arange(run)).clip(0, N - 1))
+
+
+def misleading_rows(N: int, k: int, plan, run: int) -> Tensor:
+    """[M, N]: rows on which each step of the selection from long rows goes another way."""
+    g = torch.Generator().manual_seed(N)
+    noise = torch.randn(N, generator=g)
+    seen = torch.from_numpy(sampled_columns(N, plan, run))
+    others = torch.ones(N, dtype=torch.bool)
+    others[seen] = False
+    assert others.sum() > 2 * plan.most, "the sample must be small, or it cannot mislead"
+    few = torch.randperm(N, generator=g)[: k // 2]
+    rows = {
+        "bound-too-high": noise + 100 * (~others),  # fewer than k reach it
+        "bound-too-low": noise + 100 * others,  # more pass than the final kernel holds
+        "bound-is-the-answer": torch.zeros(N).index_fill(0, few, 1.0),  # fewer than k above it, k from it on
+        "crowded-part": noise + 10 * (torch.arange(N) - N // 2 < plan.most // 2) * (torch.arange(N) >= N // 2),
+        "all-nan": torch.full((N,), torch.nan),
+        "few-numbers": torch.full((N,), torch.nan).index_copy(0, few, noise[few]),
+        "least-but-few": torch.full((N,), -torch.inf).index_copy(0, few, noise[few]),
+        "alternating": torch.arange(N) % 2.0,
+        "descending": -torch.arange(N).float(),
+    }
+    return torch.stack(list(rows.values()))
+
+
+@pytest.mark.parametrize("N, k", [(1500, 12), (6000, 20)], ids=["one-sample", "maxima-of-groups"])
+def test_misleading_rows_in_small_kernels(small_kernels, N, k):
+    check_misleading_rows(small_kernels.topk, small_kernels.topk_selector, KERNEL_DEVICE, N, k)
+
+
 @pytest.mark.gpu
-@FUZZ
-@hypothesis.given(problems, st.booleans(), st.booleans(), st.floats(0, 1.5))
-def test_fuzz_on_gpu(problem, largest, sorted, more):
-    check_topk(tle_ops.topk, "cuda", problem, largest, sorted)
-    check_selector(tle_ops.topk_selector, "cuda", problem, more)
+@pytest.mark.parametrize("N, k", [(131072, 50), (131072, 2048), (2**22, 1000)])
+def test_misleading_rows_on_gpu(N, k):
+    check_misleading_rows(tle_ops.topk, tle_ops.topk_selector, "cuda", N, k)
+
+
+def check_misleading_rows(topk, selector, device, N, k):
+    from tle_ops.kernels import _select_triton
+
+    M = 9
+    x = misleading_rows(N, k, _select_triton.plan(M, N, k), _select_triton.RUN)
+    assert x.shape[0] == M
+    for largest in (True, False):
+        want = stable_order(x, largest)[:, :k].sort(-1).values
+        values, indices = topk(x.to(device), k, -1, largest, False)
+        assert_same_bits(indices, want)
+        assert raw_bits(values).equal(raw_bits(x).gather(-1, want))
+    want = stable_order(x, True)[:, :k].sort(-1).values
+    assert_same_bits(selector(x.to(device), k, None, None), want.int())
+
+
+@pytest.mark.gpu
+def test_calls_of_several_launches_are_replayed():
+    from tle_ops.kernels import topk_triton
+
+    for N, k, sorted in ((300, 20, True), (3000, 64, False), (50000, 512, False), (50000, 512, True)):
+        calls = [scores("normal", (6, N), F32, seed).cuda() for seed in range(3)]
+        known = len(topk_triton.topk.replays)
+        for x in calls:
+            values, indices = tle_ops.topk(x, k, sorted=sorted)
+            want = sorted_columns(x, True)[:, :k]
+            want = want if sorted else want.sort(-1).values
+            assert indices.equal(want)
+            assert values.equal(x.gather(-1, want))
+        assert len(topk_triton.topk.replays) == known + 1
+
+
+def sorted_columns(x: Tensor, largest: bool, inside: Tensor | None = None) -> Tensor:
+    """[M, N] -> the columns in the order of a stable sort, where x is: by the value, NaNs apart, then the NaNs, then
+    what lies outside. One stable sort for each, the least important first."""
+    v = x.to(torch.int64) if not x.dtype.is_floating_point else x.to(F64) + 0.0
+    nan = v.isnan()
+    order = v.masked_fill(nan, 0).sort(dim=-1, descending=largest, stable=True).indices
+    order = order.gather(-1, nan.gather(-1, order).byte().sort(dim=-1, descending=largest, stable=True).indices)
+    if inside is not None:
+        outside = ~inside.gather(-1, order)
+        order = order.gather(-1, outside.byte().sort(dim=-1, stable=True).indices)
+    return order
+
+
+def check_batch(seed: int, N: int, k: int, dtype: torch.dtype, largest: bool, sorted: bool, device: str) -> int:
+    """Rows of every kind at once, with a window each. How many."""
+    each = max(1, min(64, 2**20 // N // len(KINDS)))
+    x = torch.cat([scores(kind, (each, N), dtype, seed + i, device) for i, kind in enumerate(KINDS)])
+    M = x.shape[0]
+    want = sorted_columns(x, largest)[:, :k]
+    want = want if sorted else want.sort(-1).values
+    values, indices = tle_ops.topk(x, k, largest=largest, sorted=sorted)
+    assert indices.equal(want), f"topk, seed {seed}"
+    assert values.view(torch.uint8).equal(bits_of(x).gather(-1, want).view(torch.uint8)), f"values, seed {seed}"
+
+    g = torch.Generator(device).manual_seed(seed)
+    starts = torch.randint(-N, N, (M,), generator=g, dtype=torch.int32, device=device)
+    ends = starts + torch.randint(-N // 4, 2 * N, (M,), generator=g, dtype=torch.int32, device=device)
+    at = torch.arange(N, device=device)
+    inside = (at >= starts[:, None]) & (at < ends[:, None])
+    order = sorted_columns(x, True, inside)[:, :k]
+    want = torch.where(inside.gather(-1, order), order, N).sort(-1).values
+    got = tle_ops.topk_selector(x, k, starts, ends)
+    assert got.equal(want.masked_fill(want == N, -1).int()), f"topk_selector, seed {seed}"
+    return M
+
+
+def bits_of(x: Tensor) -> Tensor:
+    return x.view(BITS[x.dtype.itemsize]) if x.dtype.is_floating_point else x
+
+
+GPU_DTYPES = tuple(t for t in DTYPES if t != F64)
+SIZES = (1, 7, 40, 100, 128, 256, 500, 1024, 1500, 4096, 5000, 16384, 16385, 40000, 70001, 131072)
+
+
+def draw_shapes(count: int) -> list[tuple]:
+    """As many shapes as there is time to build kernels for; they differ in nothing that a value could depend on."""
+    rng = random.Random(20)
+    drawn = []
+    for i in range(count):
+        N = SIZES[i % len(SIZES)]
+        k = max(1, round(min(N, 2 ** rng.uniform(0, 12))))
+        dtype = F32 if i % 2 == 0 else rng.choice(GPU_DTYPES)
+        drawn.append((N, k, dtype, rng.random() < 0.7, rng.random() < 0.3))
+    return drawn
+
+
+@pytest.mark.gpu
+def test_fuzz_on_gpu():
+    shapes = draw_shapes(32)
+    problems = seed = 0
+    while problems < GPU_PROBLEMS:
+        N, k, dtype, largest, sorted = shapes[seed % len(shapes)]
+        problems += check_batch(1000 * seed, N, k, dtype, largest, sorted, "cuda")
+        seed += 1
+
+
+def test_a_batch_of_problems():
+    """The check itself, and the reference by it."""
+    assert check_batch(7, 300, 20, F32, True, True, "cpu") == len(KINDS) * 64
+    assert check_batch(8, 300, 20, BF16, False, False, "cpu") == len(KINDS) * 64
 
 
 @pytest.mark.gpu
