@@ -51,7 +51,9 @@ def _per_block(dtype):
 def _per_channel(dtype):
     for layout, x in layouts(randn(130, 40, dtype=dtype)):
         yield Sample(f"130x40-{layout}", (x,))
-    yield Sample("exact", (randn(256, 64, dtype=dtype),))
+    yield Sample("exact", (randn(256, 64, dtype=dtype),))  # cast in bands of rows, as the next two
+    yield Sample("short-band", (randn(200, 64, dtype=dtype),))
+    yield Sample("group-64", (randn(70, 64, dtype=dtype), 64))
     yield Sample("group-16", (randn(40, 33, dtype=dtype), 16))
     yield Sample("group-5", (randn(12, 33, dtype=dtype), 5))
     yield Sample("whole-column", (randn(300, 33, dtype=dtype), -1))

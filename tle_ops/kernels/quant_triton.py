@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+import tle_ops.language as tle
 from tle_ops import _meta
 from tle_ops._meta import FP8_MAX
 from tle_ops.kernels._replay import replayed
@@ -28,6 +29,7 @@ from tle_ops.kernels._triton import encode, kernel, magnitude, scale_of
 
 _TILE = 1024  # elements of a tile of token groups: one warp, 32 per thread
 _CHANNELS = 64  # columns of a tile of channel groups: 128 contiguous bytes of bfloat16
+_BAND = tl.constexpr(32)  # rows of a tile of channel groups that are cast at a time
 _LONGEST = 16384  # elements of a group that is still held in registers
 _FITS = 48 * 2**20  # elements of x that may leave the L2 cache (60 MB) first
 _FEW = 264  # programs: two for each multiprocessor of an H200
@@ -168,7 +170,8 @@ def _cast_held(
     DEQUANTIZE: tl.constexpr,
     PIECES: tl.constexpr,
 ):
-    """Cast a region whose groups are held in registers, in pieces that stay in x's type until their turn comes."""
+    """Cast a region whose groups are held in registers, in pieces or in bands of rows that stay in x's type until their
+    turn comes."""
     pieces = ()
     bits = tl.zeros((BLOCK_R, BLOCK_C), tl.int32)
     for k in tl.static_range(PIECES):
@@ -177,10 +180,19 @@ def _cast_held(
         bits = tl.maximum(bits, magnitude(x.to(tl.float32)))
         pieces = pieces + (x,)  # noqa: RUF005  (Triton's tuples know no unpacking)
     scale = scale_of(_reduce(bits, AXIS), FP8_MAX, UE8M0)
-    for k in tl.static_range(PIECES):
-        rk, ck, mask = _piece(k, r, c, height, width, AXIS, FULL_C, BLOCK_R, BLOCK_C)
-        q = _encode(pieces[k].to(tl.float32), scale, q_ptr.dtype.element_ty, CODE, DEQUANTIZE)
-        tl.store(q_ptr + _at(rk, ck, N, tl.full((), 1, tl.int64), SMALL), q, mask=mask)
+    one = tl.full((), 1, tl.int64)
+    if AXIS == 0 and BLOCK_R > _BAND:
+        for k in tl.static_range(BLOCK_R // _BAND):
+            band = tle.extract_tile(pieces[0], [k, 0], [_BAND, BLOCK_C])
+            row = k * _BAND + tl.arange(0, _BAND)[:, None]
+            row, ck, mask = _piece(0, row, c, height, width, AXIS, FULL_C, BLOCK_R, BLOCK_C)
+            q = _encode(band.to(tl.float32), scale, q_ptr.dtype.element_ty, CODE, DEQUANTIZE)
+            tl.store(q_ptr + _at(row, ck, N, one, SMALL), q, mask=mask)
+    else:
+        for k in tl.static_range(PIECES):
+            rk, ck, mask = _piece(k, r, c, height, width, AXIS, FULL_C, BLOCK_R, BLOCK_C)
+            q = _encode(pieces[k].to(tl.float32), scale, q_ptr.dtype.element_ty, CODE, DEQUANTIZE)
+            tl.store(q_ptr + _at(rk, ck, N, one, SMALL), q, mask=mask)
     if not DEQUANTIZE:
         tl.store(scales_ptr, scale, mask=exists)
 
@@ -403,6 +415,8 @@ def _plan(axis: int, size: int, shape: tuple, x_strides: tuple, s_strides: tuple
     elif axis == _CHANNEL:
         rows = M if size == -1 or size > max(M, 256) else size  # a group longer than x is x
         block_r, pieces = _pieces(rows, 256) if size != -1 and size <= 256 else (16, 0)
+        if rows in (64, 128) and x_n == 1 and N % _CHANNELS == 0 and x_m % 16 == 0:
+            block_r, pieces = rows, 1  # one load, cast in bands: 8 % less time than in pieces, measured at 128
         cols = block_c = _CHANNELS if block_r >= 16 else min(1024, _TILE // block_r)
     else:
         rows = cols = min(size, max(M, N, 129))  # a block larger than x is x
@@ -419,7 +433,7 @@ def _plan(axis: int, size: int, shape: tuple, x_strides: tuple, s_strides: tuple
         pieces,
         (M, N, tiles_m, tiles_n, tiles, rows, cols, x_b, x_m, x_n, s_b, s_m, s_n, int(math.prod(shape) <= _FITS)),
         (axis, flat, full, aligned, small, block_r, block_c),
-        min(max(block_r * block_c // (256 if pieces > 1 else 1024), 1), 8),
+        min(max(block_r * block_c // (256 if pieces > 1 else 2048 if axis == _CHANNEL else 1024), 1), 8),
         80 if axis == _BLOCK and pieces > 1 and block_c == 128 else None,
     )
 
