@@ -41,9 +41,9 @@ def test_kernels_on_every_route(monkeypatch):
     """One launch with one expert a program and with several; two launches; three; a block's worth of ids and less."""
     from tle_ops.kernels import moe_triton as kernels
 
-    for name, value in (("_FEW", (32, 64)), ("_PROGRAMS", 4), ("_CHUNK", 16), ("_CHUNKS", 9), ("_ROWS", 4)):
+    for name, value in (("_FEW", (128, 256)), ("_PROGRAMS", 32), ("_CHUNK", 128), ("_CHUNKS", 3), ("_ROWS", 2)):
         monkeypatch.setattr(kernels, name, value)
-    for n in (0, 32, 50, 65, 144, 145):
+    for n in (0, 128, 200, 300, 700):
         for num_experts, block_size in ((5, 1), (150, 8)):
             ids = ints(n, low=-1, high=num_experts + 1, seed=n)
             got = kernels.moe_align(ids.to("cuda" if CUDA else "cpu"), num_experts, block_size)

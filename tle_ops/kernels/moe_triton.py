@@ -24,11 +24,11 @@ from tle_ops.kernels._triton import INTERPRETED, kernel
 
 _FEW = (256, 1024)  # ids that a program counts alone, by the sizes of its block: two builds for every number of ids
 _FEW_EXPERTS = 1024
-_PROGRAMS = 128  # that share the experts when there are few ids
+_PROGRAMS = 128  # that share what there is to write
 _CHUNK = 256  # ids of a program: as many comparisons a thread to rank them
-_CHUNKS = 128  # whose counts every program adds up for itself
+_CHUNKS = 32  # whose counts every program adds up for itself
 _ROWS = 16  # chunks whose counts are under way at once
-_COLUMNS = 32  # experts whose counts one program sums over the chunks
+_STRIP = (64, 32)  # chunks and experts whose counts one program adds up at once
 
 
 @triton.jit
@@ -107,8 +107,9 @@ def _count_kernel(
     chunk = tl.program_id(0)
     ids, exists = _experts(ids_ptr, chunk * CHUNK + tl.arange(0, CHUNK), n, experts)
     at = (chunk.to(tl.int64) << BITS) + tl.arange(0, 1 << BITS)
-    tl.store(counts_ptr + at, tle.digit_histogram(ids, 0, BITS, exists))
-    _fill(sorted_ids_ptr, chunk * CHUNK, slots, chunks.to(tl.int64) * CHUNK, n, CHUNK)
+    counts = tle.digit_histogram(ids, 0, BITS, exists)
+    tl.store(counts_ptr + at, counts, mask=chunk < chunks)
+    _fill(sorted_ids_ptr, chunk * CHUNK, slots, tl.num_programs(0).to(tl.int64) * CHUNK, n, CHUNK)
 
 
 @kernel("chunks")
@@ -161,7 +162,7 @@ def _place_kernel(
         gdc_wait()
     expert = tl.arange(0, 1 << BITS)
     if SUMMED:
-        before = tl.load(counts_ptr + (chunk.to(tl.int64) << BITS) + expert)
+        before = tl.load(counts_ptr + (tl.minimum(chunk, chunks).to(tl.int64) << BITS) + expert)
         totals = tl.load(counts_ptr + (chunks.to(tl.int64) << BITS) + expert)
     else:
         row = tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
@@ -181,7 +182,7 @@ def _place_kernel(
     tl.store(sorted_ids_ptr + tl.gather(first + before, ids, 0) + rank, slot, mask=exists)
 
     # The block's expert: how many experts end at or before its first slot.
-    for start in range(chunk * BLOCKS, blocks, chunks * BLOCKS):
+    for start in range(chunk * BLOCKS, blocks, tl.num_programs(0) * BLOCKS):
         block = start + tl.arange(0, BLOCKS)  # [BLOCKS]
         begin = block * BLOCK_SIZE
         ended = (first + padded)[None, :] <= begin[:, None]  # [BLOCKS, 1 << BITS]
@@ -208,9 +209,12 @@ def moe_align(topk_ids: Tensor, num_experts: int, block_size: int) -> tuple[Tens
     summed = chunks > _CHUNKS
     (counts,) = scratch(ids.device, ((chunks + 1) << bits, torch.int32))
     pdl = not INTERPRETED
-    _count_kernel(chunks, (ids, counts, sorted_ids), (n, slots, num_experts, chunks), (bits, _CHUNK, pdl))
+    programs = max(chunks, _PROGRAMS)  # those beyond the chunks share the work on the slots and blocks
+    _count_kernel(programs, (ids, counts, sorted_ids), (n, slots, num_experts, chunks), (bits, _CHUNK, pdl))
     if summed:
-        _sum_kernel((1 << bits) // _COLUMNS, (counts,), (chunks,), (bits, 64, _COLUMNS, pdl), pdl=pdl)
+        constants = (bits, *_STRIP, pdl)
+        _sum_kernel((1 << bits) // _STRIP[1], (counts,), (chunks,), constants, pdl=pdl)
     constants = (block_size, bits, _CHUNK, summed, _ROWS, max(1, 1024 >> bits), pdl)
-    _place_kernel(chunks, (ids, counts, *outputs), (n, num_experts, chunks, blocks), constants, num_warps=8, pdl=pdl)
+    tensors = (ids, counts, *outputs)
+    _place_kernel(programs, tensors, (n, num_experts, chunks, blocks), constants, num_warps=8, pdl=pdl)
     return outputs

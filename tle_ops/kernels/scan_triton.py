@@ -27,6 +27,7 @@ from tle_ops.language.scan import join
 
 _TILE = 4096  # of a row: 16 elements a thread of 8 warps
 _CHAIN_TILE = 8192  # the longer the tile, the fewer to wait for; of 64 bits 4096
+_CHAIN_LIMITS = (8, 64)  # warps, registers: four programs on a multiprocessor, whose loads hide each other's waits
 _LANES = 256  # of a chain's wave: the sum before it, and 255 tiles
 _BRIEF = 512  # tiles in all, up to which reading twice costs less than a chain: the second time comes from the cache
 _COMPACT_TILE = 1024  # small ones hide each other's scattered writes
@@ -139,8 +140,10 @@ def _cumsum_chain_kernel(
     program = tl.program_id(0)
     row, t = program % M, program // M
     N = known(N, ALIGNED)
-    n = (tiles - 1 - t if REVERSE else t).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + _row_at(row, x_row, ALIGNED) + n, mask=n < N, other=0).to(ACC)
+    start = (tiles - 1 - t if REVERSE else t).to(tl.int64) * BLOCK
+    at = tl.arange(0, BLOCK)
+    inside = at < tl.minimum(N - start, BLOCK).to(tl.int32)  # 32 bits: registers are what limits this kernel
+    x = tl.load(x_ptr + _row_at(row, x_row, ALIGNED) + start + at, mask=inside, other=0).to(ACC)
     exclusive, total = tle.cumsum(x, 0, REVERSE)
     if PDL:
         gdc_wait()
@@ -158,8 +161,8 @@ def _cumsum_chain_kernel(
         _publish(state_ptr + (wave + 1) * words, carry + total, WIDE)
     if t == tiles - 1:
         tl.store(total_ptr + row, (carry + total).to(total_ptr.dtype.element_ty))
-    exclusive_ptr += _row_at(row, N, ALIGNED)
-    tl.store(exclusive_ptr + n, (exclusive + carry).to(exclusive_ptr.dtype.element_ty), mask=n < N)
+    exclusive_ptr += _row_at(row, N, ALIGNED) + start
+    tl.store(exclusive_ptr + at, (exclusive + carry).to(exclusive_ptr.dtype.element_ty), mask=inside)
 
 
 @kernel("N", "tiles", "x_row")
@@ -307,10 +310,11 @@ def _scan_lines(x: Tensor, M: int, N: int, pitch: int, exclusive: Tensor, total:
     _zero_kernel(triton.cdiv(words, 1024), (state,), (words,), (1024, pdl))
     constants = (reverse, acc, wide, aligned(N, pitch), block, _LANES, pdl)
     scalars = (M, N, tiles, waves, pitch)
-    # 64 registers: four programs on a multiprocessor, whose loads hide each other's waits. Single accesses need more.
-    most = (80 if wide else 64) if aligned(N, pitch) else None
+    warps, most = _CHAIN_LIMITS
+    if wide or not aligned(N, pitch):  # which take more registers
+        most = 80
     _cumsum_chain_kernel(
-        M * tiles, (x, exclusive, total, state), scalars, constants, num_warps=8, maxnreg=most, pdl=pdl
+        M * tiles, (x, exclusive, total, state), scalars, constants, num_warps=warps, maxnreg=most, pdl=pdl
     )
 
 
