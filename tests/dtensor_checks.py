@@ -23,7 +23,7 @@ from tle_ops.distributed._dtensor import redistribute
 from tle_ops.distributed._rule import Call, may_shard, tensor_arguments, terms_of
 from tle_ops.distributed.rules import RULES
 
-SAMPLES = 3  # of each op
+SAMPLES = 2  # of each op
 SPECS: list[OpSpec] = [
     spec
     for module in pkgutil.iter_modules(tests.specs.__path__)

@@ -1,4 +1,6 @@
-"""Sequence and tensor parallelism of one transformer MLP:  torchrun --nproc-per-node 2 examples/distributed/parallel_block.py
+"""Sequence and tensor parallelism of a transformer MLP.
+
+    torchrun --nproc-per-node 2 examples/distributed/parallel_block.py
 
 Between blocks the activations are sharded by tokens: the norm works on its own rows. Inside, gate and up are sharded by
 features (tensor parallel): the tokens are gathered, in FP8, which halves what travels, and the outputs of all processes

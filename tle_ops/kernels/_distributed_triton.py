@@ -69,10 +69,11 @@ def _await(arrival_ptr, call, missing_ptr, polls):
 
 
 @triton.jit
-def _codes_of(codes_ptr, peer, context):
-    """Codes of a peer, which start at a multiple of 16 bytes. Not knowing that, Triton 3.6 stores them byte by byte,
-    after a conversion between layouts that loses every other pair of FP8."""
-    return tl.multiple_of(tle.remote(codes_ptr, peer, context=context), 16)
+def _bytes_of(here_ptr, peer, context):
+    """`tle.remote` of a pointer to bytes, or FP8, whose distance is known as a multiple of 16. A hint would be lost on
+    the way, and then Triton 3.6 moves byte by byte, after a conversion between layouts that loses every other pair."""
+    there_ptr = tle.remote(here_ptr, peer, context=context)
+    return here_ptr + (there_ptr.to(tl.int64) - here_ptr.to(tl.int64)) // 16 * 16
 
 
 @triton.jit
@@ -102,7 +103,7 @@ def remote_kernel(
         for i in range(pid, blocks, tl.num_programs(0)):
             _copy(ws_ptr, x_ptr, n16, rest, i, BLOCK)
     _meet(context, missing_ptr, pid, MESH, W, POLLS)
-    there = tle.remote(x_ptr, shard, context=x_context) if DIRECT else tle.remote(ws_ptr, shard, context=context)
+    there = _bytes_of(x_ptr, shard, x_context) if DIRECT else _bytes_of(ws_ptr, shard, context)
     for i in range(pid, blocks, tl.num_programs(0)):
         _copy(y_ptr, there, n16, rest, i, BLOCK)
     if DIRECT:  # x may change only when all have read it
@@ -121,7 +122,7 @@ def put_kernel(
     pid = tl.program_id(0)
     blocks = tl.maximum(tl.cdiv(n16 * 16, BLOCK), 1).to(tl.int32)
     ws_ptr += start
-    there = tle.remote(ws_ptr, shard, context=context)
+    there = _bytes_of(ws_ptr, shard, context)
     for i in range(pid, blocks, tl.num_programs(0)):
         _copy(there, value_ptr, n16, rest, i, BLOCK)
     _meet(context, missing_ptr, pid, MESH, W, POLLS)
@@ -197,7 +198,7 @@ def gather_kernel(
     for i in range(pid, blocks, tl.num_programs(0)):
         for d in tl.static_range(W):
             r = (me + d) % W  # not all from one peer at once
-            there = tle.remote(ws_ptr, r, context=context)
+            there = _bytes_of(ws_ptr, r, context)
             if SCATTER:
                 there += me * part
             _copy(y_ptr + r * part, there, n16, rest, i, BLOCK)
@@ -279,7 +280,7 @@ def all_gather_fp8_kernel(
                 peer = (me - d + W) % W
                 theirs = peer.to(tl.int64) * groups
                 polls = _await(arrivals_ptr + peer * TILES + before, call, missing_ptr + peer, polls)
-                from_ptr = _codes_of(codes_ptr, peer, context)
+                from_ptr = _bytes_of(codes_ptr, peer, context)
                 from_scales = tle.remote(sent_ptr, peer, context=context)
                 # As bytes: a masked-out code has no value in FP8.
                 codes = tl.load(from_ptr.to(tl.pointer_type(tl.int8), bitcast=True) + o, mask=inside[:, None])
@@ -315,7 +316,7 @@ def reduce_scatter_fp8_kernel(
                 q, scale, row, o, inside = _quantize(
                     x_ptr + peer.to(tl.int64) * groups * G, groups, t, FP8, UE8M0, CODE, G, ROWS
                 )
-                tl.store(_codes_of(codes_ptr + mine * G, peer, context) + o, q, mask=inside[:, None])
+                tl.store(_bytes_of(codes_ptr + mine * G, peer, context) + o, q, mask=inside[:, None])
                 tl.store(tle.remote(sent_ptr + mine, peer, context=context) + row, scale, mask=inside)
             tl.debug_barrier()
             for d in tl.static_range(1, W):
