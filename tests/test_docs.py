@@ -85,13 +85,8 @@ def apply(root: pathlib.Path, language: str, name: str, text: str) -> None:
 
 def test_recipe_adds_an_operator(tmp_path):
     root = tmp_path / "copy"
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file() and not name.startswith("bench/results"):
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, root / name)
+    aside = (".*", "site", "build", "dist", "results", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns(*aside))
     commands = []
     for language, title, text in blocks(RECIPE):
         if language == "sh":

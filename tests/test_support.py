@@ -5,25 +5,27 @@ Checks that take seconds per op run for a few ops that differ in kind; test_ops.
 import pytest
 
 from tests import support
-from tests.support_checks import AT_ONCE, COLUMNS, EACH, INDUCTOR, PUBLIC, Call
+from tests.support_checks import AT_ONCE, COLUMNS, CONSTANT, EACH, INDUCTOR, PUBLIC, Call
 
 CALLED = ("CUDA graph", "reduce-overhead", "other device")  # on a GPU only
 ELSEWHERE = ("eager", "inference_mode", "vmap", "fake, meta", "jvp")  # for every sample, in test_ops.py
 FEW = ("rms_norm", "per_token_cast_fp8", "topk", "scale_cast")
 
 
-def checks(device: str):
+def checks(device: str) -> list:
+    found = []
     for column, check in EACH.items():
         if column in (*ELSEWHERE, *INDUCTOR, *(CALLED if device == "cpu" else ())):
             continue
         for op in PUBLIC:
-            yield pytest.param(op, check, id=f"{op}-{column}")
+            found.append(pytest.param(op, check, id=f"{op}-{column}"))
+    return found
 
 
 @pytest.mark.parametrize("op, check", checks("cpu"))
 def test_every_op(op, check):
     seen = check(Call(PUBLIC[op], "cpu"))
-    assert seen is None or seen == "constant" or seen.startswith("NotImplementedError"), seen
+    assert seen is None or seen == CONSTANT or seen.startswith("NotImplementedError"), seen
 
 
 @pytest.mark.parametrize("column", INDUCTOR[:3])
@@ -41,7 +43,7 @@ def test_fresh_processes(column, tmp_path):
 @pytest.mark.parametrize("op, check", checks("cuda"))
 def test_every_op_on_gpu(op, check):
     seen = check(Call(PUBLIC[op], "cuda"))
-    assert seen is None or seen in ("constant", "not run: needs two GPUs") or seen.startswith("NotImpl"), seen
+    assert seen is None or seen in (CONSTANT, "not run: needs two GPUs") or seen.startswith("NotImpl"), seen
 
 
 def test_page_is_what_was_seen():
