@@ -34,7 +34,7 @@ RUN = 8  # of which so many lie together: a sector of float32
 DRAWN = 1024  # elements of which a program takes maxima
 PROGRAMS = 4224  # warps that an H200 holds at once, 32 on each multiprocessor
 TILE = 512  # columns that a warp filters at once: 16 a thread
-SHORTEST = 512  # part
+SHORTEST, LONGEST = 512, 65536  # parts: columns within one are stored in 16 bits
 SLOTS = 4096  # for what passes, that the final kernel handles well; it may be twice as many
 
 
@@ -504,7 +504,7 @@ def plan(M: int, N: int, k: int) -> Plan:
         drawn *= 2
     sample, members = (drawn, 1) if drawn <= 4 * SAMPLE else (SAMPLE, drawn // SAMPLE)
     # Parts as small as keep all warps busy, or so much longer that what they keep takes fewer slots.
-    part = base = max(triton.next_power_of_2(triton.cdiv(N * M, PROGRAMS)), SHORTEST)
+    part = base = min(max(triton.next_power_of_2(triton.cdiv(N * M, PROGRAMS)), SHORTEST), LONGEST)
     slots, kept = _slots(N, above, part)
     while slots > SLOTS and part < 8 * SHORTEST:
         part *= 2
@@ -553,8 +553,9 @@ def select_long(
     even = aligned(N, pitch)
     whole = not any(windows) and N % p.part == 0
     if maxima:
-        programs = p.sample * p.members // DRAWN
-        constants = (largest, *windows, pdl, p.sample, p.members, DRAWN // p.members, RUN)
+        block = max(DRAWN // p.members, 1)
+        programs = p.sample // block
+        constants = (largest, *windows, pdl, p.sample, p.members, block, RUN)
         tensors = (x, *bases, maxima[0])
         _maxima_kernel(M * programs, tensors, (N, programs, step, pitch), constants, num_warps=4)
     tensors = (maxima[0] if maxima else x, *bases, bounds)
