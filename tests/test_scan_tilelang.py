@@ -20,10 +20,10 @@ def test_histogram_of_every_integer(kernels, dtype):
 
 
 def test_histogram_on_every_route(monkeypatch, kernels):
-    """One block a row and several, one range of bins and several, vectors and single elements, views."""
+    """Short rows, longer ones, several blocks a row, ranges of bins, vectors and single elements, views."""
     monkeypatch.setattr(scan_tilelang, "ENOUGH", 8)
     monkeypatch.setattr(scan_tilelang, "ROOMS", (128, 256))
-    for shape in ((9, 640), (2, 9001), (1, 20000), (9301,), (2, 3, 40), (3, 1)):
+    for shape in ((9, 640), (9, 1400), (2, 9001), (1, 20000), (9301,), (2, 3, 40), (3, 1)):
         x = ints(*shape, low=-2, high=620)
         for bins in (1, 256, 600):
             got = scan_tilelang.histogram(x.to(kernels), bins)
@@ -39,7 +39,7 @@ def test_histogram_beyond_32_bits(kernels):
 
 
 def test_histogram_ptx():
-    built = cubin.build(scan_tilelang.histogram_kernel.factory(torch.int32, 4, 256), _tilelang.PASS_CONFIGS)
+    built = cubin.build(scan_tilelang.histogram_kernel.factory(torch.int32, 4, 256, 256), _tilelang.PASS_CONFIGS)
     assert built.spill_bytes == built.stack_bytes == 0
     assert built.count("ld.global.nc.v4")["ld.global.nc.v4.u32"] == scan_tilelang.STEPS
     assert built.count("atom.shared") or built.count("red.shared"), "atomics that do not know the space are slow"

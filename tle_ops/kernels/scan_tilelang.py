@@ -10,6 +10,7 @@ from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._tilelang import DTYPE, Kernel, vector_width
 
 THREADS = 256
+FEW_THREADS = 64  # for short rows: more blocks at a time, for it is their number that takes the time
 STEPS = 4  # vectors of 16 bytes that a thread has under way
 ENOUGH = 528  # blocks: four for each multiprocessor of an H200
 ROOMS = (256, 1024, 4096, 16384, 49152)  # bins that shared memory has place for; of more, a block counts a range
@@ -17,7 +18,7 @@ LANES = 32  # bins side by side that one block sums over the parts of a row
 
 
 @Kernel
-def histogram_kernel(dtype: torch.dtype, vector: int, room: int):
+def histogram_kernel(dtype: torch.dtype, vector: int, room: int, threads: int):
     """room: bins that shared memory has place for."""
     rows, columns, pitch, bins = (T.dynamic(name, "int64") for name in ("rows", "columns", "pitch", "bins"))
     outputs = T.dynamic("outputs", "int64")
@@ -30,7 +31,7 @@ def histogram_kernel(dtype: torch.dtype, vector: int, room: int):
         parts: T.int32,  # blocks that share a row
         ranges: T.int32,  # of `room` bins
     ):
-        with T.Kernel(rows * parts * ranges, threads=THREADS) as bx:
+        with T.Kernel(rows * parts * ranges, threads=threads) as bx:
             t = T.get_thread_binding()
             Xv = T.Tensor((T.int64(1 << 40), vector), DTYPE[dtype], X.data)  # the same memory in vectors
             x = T.alloc_local((STEPS, vector), DTYPE[dtype])
@@ -45,27 +46,27 @@ def histogram_kernel(dtype: torch.dtype, vector: int, room: int):
             size = T.min(T.cast(bins, "int32") - start, room)
             vectors = T.truncdiv(T.cast(columns, "int32"), vector)
             first = row * T.truncdiv(pitch, T.int64(vector))
-            for k in T.serial((size + THREADS - 1) // THREADS):
-                if k * THREADS + t < size:
-                    h[k * THREADS + t] = 0
+            for k in T.serial((size + threads - 1) // threads):
+                if k * threads + t < size:
+                    h[k * threads + t] = 0
             T.sync_threads()
-            left = vectors - part * (STEPS * THREADS) - t
+            left = vectors - part * (STEPS * threads) - t
             while left > 0:
                 for k in T.unroll(STEPS):
-                    if k * THREADS < left:
+                    if k * threads < left:
                         for j in T.vectorized(vector):
-                            x[k, j] = Xv[first + (vectors - left) + k * THREADS, j]
+                            x[k, j] = Xv[first + (vectors - left) + k * threads, j]
                 for k in T.unroll(STEPS):
-                    if k * THREADS < left:
+                    if k * threads < left:
                         for j in T.unroll(vector):
                             value = T.cast(x[k, j], wide) - T.cast(start, wide)
                             if value >= 0 and value < T.cast(size, wide):
                                 T.atomic_add(h[value], 1)
-                left = left - parts * (STEPS * THREADS)
+                left = left - parts * (STEPS * threads)
             T.sync_threads()
-            for k in T.serial((size + THREADS - 1) // THREADS):
-                if k * THREADS + t < size:
-                    C[output, start + k * THREADS + t] = h[k * THREADS + t]
+            for k in T.serial((size + threads - 1) // threads):
+                if k * threads + t < size:
+                    C[output, start + k * threads + t] = h[k * threads + t]
 
     return histogram
 
@@ -119,8 +120,9 @@ def histogram(x: Tensor, bins: int) -> Tensor:
     vector = vector_width(16 // size, N, x.stride(0), x.data_ptr() // size)
     room = next((r for r in ROOMS if bins <= r), ROOMS[-1])
     ranges = -(-bins // room)
-    parts = min(-(-N // (STEPS * THREADS * vector)), -(-ENOUGH // (M * ranges)))
-    launch = histogram_kernel(x.device, x.dtype, vector, room)
+    threads = FEW_THREADS if STEPS * FEW_THREADS * vector >= N and bins <= ROOMS[1] else THREADS
+    parts = min(-(-N // (STEPS * threads * vector)), -(-ENOUGH // (M * ranges)))
+    launch = histogram_kernel(x.device, x.dtype, vector, room, threads)
     if parts == 1:
         launch(x, out, 1, ranges)
         return counts
