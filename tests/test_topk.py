@@ -272,7 +272,7 @@ def test_calls_of_several_launches_are_replayed():
     from tle_ops.kernels import topk_triton
 
     for N, k, sorted in ((300, 20, True), (3000, 64, False), (50000, 512, False), (50000, 512, True)):
-        calls = [scores("normal", (6, N), F32, seed).cuda() for seed in range(3)]
+        calls = [scores("normal", (7, N), F32, seed).cuda() for seed in range(3)]
         known = len(topk_triton.topk.replays)
         for x in calls:
             values, indices = tle_ops.topk(x, k, sorted=sorted)
