@@ -29,15 +29,15 @@ class TestSnapshots(expecttest.TestCase):
         self.assertExpectedInline(
             schemas("elementwise", "quant"),
             """\
-tle::add(Tensor x, Tensor y) -> Tensor
-tle::scale_cast(Tensor x, float alpha, ScalarType dtype) -> Tensor
 tle::per_token_cast_fp8(Tensor x, int group_size=128, ScalarType dtype=24, bool scale_ue8m0=False, bool column_major_scales=False) -> (Tensor q, Tensor scales)
 tle::per_token_cast_back(Tensor q, Tensor scales, int group_size=128, ScalarType dtype=15) -> Tensor
 tle::per_block_cast_fp8(Tensor x, int block_size=128, ScalarType dtype=24, bool scale_ue8m0=False) -> (Tensor q, Tensor scales)
 tle::per_block_cast_back(Tensor q, Tensor scales, int block_size=128, ScalarType dtype=15) -> Tensor
 tle::per_channel_cast_fp8(Tensor x, int group_size=128, ScalarType dtype=24, bool scale_ue8m0=False) -> (Tensor q, Tensor scales)
 tle::per_channel_cast_back(Tensor q, Tensor scales, int group_size=128, ScalarType dtype=15) -> Tensor
-tle::fake_quant_fp8(Tensor x, int group_size=128, ScalarType dtype=24, bool scale_ue8m0=False) -> Tensor""",
+tle::fake_quant_fp8(Tensor x, int group_size=128, ScalarType dtype=24, bool scale_ue8m0=False) -> Tensor
+tle::add(Tensor x, Tensor y) -> Tensor
+tle::scale_cast(Tensor x, float alpha, ScalarType dtype) -> Tensor""",
         )
 
     def test_errors_elementwise(self):
