@@ -30,7 +30,7 @@ from tle_ops.kernels._group import Member, get_timeout, member
 from tle_ops.kernels._symmetric import TILES, Workspace, allocation_of, workspace
 
 _BLOCK = 16384  # bytes that a program copies at a time
-_PROGRAMS = 528  # four for each multiprocessor of an H200: all are resident, as programs that wait for peers must be
+_PROGRAMS = 264  # two for each multiprocessor of an H200: all are resident, as programs that wait for peers should be
 _COPIES = 1 << 22  # bytes from which the copy engines are faster: 374 GB/s over NVLink where a kernel reads 320
 _CHUNKS = 4  # in which a large gather is quantized while the chunk before travels
 _LONGEST = 1024  # elements of a group that is quantized and sent by one kernel
@@ -50,8 +50,8 @@ def _polls() -> int:
     return min(int(get_timeout() * 1e6), 2**31 - 1)
 
 
-def _grid(blocks: int) -> int:
-    return max(1, min(_PROGRAMS, blocks))
+def _grid(blocks: int, programs: int = _PROGRAMS) -> int:
+    return max(1, min(programs, blocks))
 
 
 def _halves(nbytes: int) -> int:
@@ -209,7 +209,7 @@ def all_gather_fp8(
         return q, scales
     rows, tiles = _geometry(groups, group_size)
     all_gather_fp8_kernel(
-        _grid(tiles),
+        _grid(tiles, 2 * _PROGRAMS),
         (x.contiguous(), q, scales, ws.buffer, ws.arrivals, ws.context, ws.state, ws.missing),
         (ws.half // 16, groups),
         (me.size, _polls(), FP8_MAX[dtype], scale_ue8m0, _CODE[dtype], group_size, rows, TILES),
