@@ -55,19 +55,16 @@ def set_check(when: str | None) -> None:
 
 
 class Member:
-    """This process in one group."""
+    """This process among `ranks` of the world, whether there is a process group of them or not."""
 
-    def __init__(self, name: str, group: dist.ProcessGroup) -> None:
-        self.name, self.group = name, group
-        self.rank, self.size = group.rank(), group.size()
-        store = dist.distributed_c10d._get_default_store()
-        self.store = dist.PrefixStore(f"tle/{group.group_name}", store)
-        self.by_gloo = dist.get_backend(group) == "gloo"
+    def __init__(self, name: str, ranks: tuple[int, ...], group: dist.ProcessGroup | None) -> None:
+        self.name, self.ranks, self.group = name, ranks, group
+        self.rank, self.size = ranks.index(dist.get_rank()), len(ranks)
+        self.store = dist.PrefixStore(f"tle/{name}", dist.distributed_c10d._get_default_store())
+        self.by_gloo = group is not None and dist.get_backend(group) == "gloo"
+        self.parent: Member | None = None  # the world it was found in
         self.counts: dict[str, int] = {}
         self.agreed: set[str] = set()
-
-    def global_rank(self, rank: int) -> int:
-        return dist.get_global_rank(self.group, rank)
 
     def _next(self, kind: str) -> int:
         self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -97,9 +94,12 @@ class Member:
             self.store.delete_key(f"{kind}/{number - 1}/{self.rank}")
         return values
 
+    def barrier(self, name: str = "", timeout: float = 0.0) -> None:
+        self.meet("barrier", "here", f"distributed_barrier {name or self.counts.get('barrier', 0) + 1}", timeout)
+
     def _called(self, ranks: Iterable[int]) -> str:
         """ "rank 1", or with another numbering in the world "rank 1 (5 in the world)" """
-        names = [f"{r}" if self.global_rank(r) == r else f"{r} ({self.global_rank(r)} in the world)" for r in ranks]
+        names = [f"{r}" if self.ranks[r] == r else f"{r} ({self.ranks[r]} in the world)" for r in ranks]
         return f"rank{'s' * (len(names) > 1)} {', '.join(names)}"
 
     def agree(self, op: str, facts: dict[str, Any], per_rank: Any = None) -> list[Any]:
@@ -155,19 +155,31 @@ class Member:
 
 
 def member(op: str, group: str) -> Member:
+    """This process in the process group of that name."""
     found = _meta.process_group(op, group)
-    name = found.group_name
     with _lock:
-        known = _members.get(name)
+        known = _members.get(found.group_name)
         if known is None or known.group is not found:  # a new world under an old name
-            known = _members[name] = Member(name, found)
+            ranks = tuple(dist.get_process_group_ranks(found))
+            known = _members[found.group_name] = Member(found.group_name, ranks, found)
         return known
 
 
-def forget(name: str | None = None) -> None:
-    """Drop what is known of a group, or of all."""
+def members(op: str, ranks: tuple[int, ...]) -> Member:
+    """This process among these ranks of the world: enough to meet them."""
+    world = member(op, "")
+    if len(ranks) == world.size:
+        return world
+    name = f"{world.name} of {','.join(map(str, ranks))}"
     with _lock:
-        if name is None:
-            _members.clear()
-        else:
-            _members.pop(name, None)
+        known = _members.get(name)
+        if known is None or known.parent is not world:
+            known = _members[name] = Member(name, ranks, None)
+            known.parent = world
+        return known
+
+
+def forget() -> None:
+    """Drop what is known of all groups."""
+    with _lock:
+        _members.clear()
