@@ -1,5 +1,7 @@
 """Which kernel a call takes, and that `tle_ops.backend` and `tle_ops.explain` say so."""
 
+import importlib
+import pathlib
 import threading
 import warnings
 
@@ -9,7 +11,9 @@ import torch
 import tle_ops
 from tests.table import F64, assert_same_bits, randn
 from tle_ops import _dispatch
-from tle_ops.kernels import CUDA
+from tle_ops.kernels import CPU, CUDA
+
+KERNELS = pathlib.Path(_dispatch.__file__).parent / "kernels"
 
 
 class FakeCuda(torch.Tensor):
@@ -47,6 +51,27 @@ def test_explain_names_the_default_on_cuda():
         choice = tle_ops.explain(op, FakeCuda())
         assert choice.module == module
         assert tle_ops.backends(op)[0] == choice.backend
+
+
+@pytest.mark.parametrize("op, module", CUDA.items(), ids=CUDA)
+def test_the_default_backend_is_listed_and_can_be_forced(op, module):
+    name = module.rsplit("_", 1)[1]
+    assert name in tle_ops.backends(op)
+    with tle_ops.backend(name):
+        assert tle_ops.explain(op, FakeCuda()).module == module
+
+
+@pytest.mark.parametrize("module", sorted(m.stem for m in KERNELS.glob("[a-z]*_*.py")))
+def test_exports_are_those_of_the_imported_module(module):
+    """What is read in the source is what the module has, but for the ops of another public module."""
+    backend = module.rsplit("_", 1)[1]
+    if backend != "ref":
+        pytest.importorskip("tilelang" if backend == "tilelang" else "triton")
+    loaded = importlib.import_module(f"tle_ops.kernels.{module}")
+    homes = {op: getattr(loaded, op).__module__.rsplit(".", 1)[1] for op in CPU if hasattr(loaded, op)}
+    own = {op for op, home in homes.items() if home == module or home.startswith("_")}
+    assert own
+    assert _dispatch._exports(module) == own
 
 
 def test_float64_goes_to_the_reference():

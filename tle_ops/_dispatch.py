@@ -3,6 +3,7 @@ exceptions."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib
@@ -84,12 +85,18 @@ def backends(op: str) -> tuple[str, ...]:
 
 @functools.cache
 def _exports(module: str) -> frozenset[str]:
-    """The ops that a kernel module defines, read from its source: importing it could need what is not installed."""
+    """The ops that a kernel module defines, or takes from a private module of `kernels`, read from its source:
+    importing it could need what is not installed. What comes from another public module is that module's op."""
     path = pathlib.Path(__file__).parent / "kernels" / f"{module}.py"
     if not path.exists():
         return frozenset()
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return frozenset(line[4:].split("(")[0] for line in lines if line.startswith("def ")) & CPU.keys()
+    names: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tle_ops.kernels._"):
+            names.update(alias.asname or alias.name for alias in node.names)
+    return frozenset(names & CPU.keys())
 
 
 def explain(op: str, *args: Any, device: str | None = None, **options: Any) -> Choice:
