@@ -186,17 +186,22 @@ ValueError: topk_gate_bwd: dweights must have shape [4, 2], got [4, 3]""",
         )
 
     def test_schemas_distributed(self):
-        self.assertExpectedInline(schemas("distributed"), """\
+        self.assertExpectedInline(
+            schemas("distributed"),
+            """\
 tle::remote(Tensor x, int shard, str group="") -> Tensor
 tle::remote_bwd(Tensor dy, int shard, str group="") -> Tensor
 tle::remote_put(Tensor x, Tensor value, int shard, str group="") -> (Tensor y, Tensor source)
 tle::ring_exchange(Tensor x, int shift=1, str group="") -> Tensor
 tle::distributed_barrier(Tensor token, str group="", float timeout=0., str name="") -> Tensor
 tle::all_gather_fp8(Tensor x, int group_size=128, ScalarType dtype=24, bool scale_ue8m0=False, str group="") -> (Tensor q, Tensor scales)
-tle::reduce_scatter_fp8(Tensor x, int group_size=128, ScalarType dtype=24, bool scale_ue8m0=False, str group="") -> Tensor""")
+tle::reduce_scatter_fp8(Tensor x, int group_size=128, ScalarType dtype=24, bool scale_ue8m0=False, str group="") -> Tensor""",
+        )
 
     def test_errors_distributed(self):
-        self.assertExpectedInline(messages("distributed"), """\
+        self.assertExpectedInline(
+            messages("distributed"),
+            """\
 ValueError: remote: group must name a process group of this process, got 'nobody'
 ValueError: remote: shard must be in [0, 1), the ranks of the group, got -1
 ValueError: remote: shard must be in [0, 1), the ranks of the group, got 1
@@ -220,4 +225,5 @@ ValueError: reduce_scatter_fp8: group_size must be a positive int or -1, got 0
 TypeError: reduce_scatter_fp8: x must be float32, bfloat16, float16 or float64, got int32
 TypeError: reduce_scatter_fp8: dtype must be float8_e4m3fn or float8_e5m2, got float16
 ValueError: reduce_scatter_fp8: x must have at least 2 dimensions, got shape [256]
-ValueError: reduce_scatter_fp8: group must name a process group of this process, got 'nobody'""")
+ValueError: reduce_scatter_fp8: group must name a process group of this process, got 'nobody'""",
+        )
