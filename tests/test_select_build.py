@@ -22,6 +22,27 @@ def build(kernel, pointers, constants, num_warps, maxnreg=None):
     return test_triton_build.build(kernel, pointers, constants, num_warps, maxnreg)
 
 
+def bounds(ptx: str) -> list[str]:
+    """Of each 16-bit store, the predicate by which its guard is narrowed: whether there is room for this element."""
+    guards = re.findall(r"@(%p\d+) st\.global\.b16", ptx)
+    return [re.search(rf"and\.pred\s+{guard}, %p\d+, (%p\d+);", ptx).group(1) for guard in guards]
+
+
+def check_room() -> None:
+    """Every element that is noted is compared with the room there is. What the compiler is told of the places, to keep
+    them in their lanes, must not let one comparison stand for several: a crowded row would write into the next."""
+    from tle_ops.kernels import _select_triton as s
+    from tle_ops.kernels import topk_triton as t
+
+    for dtype in (F32, I32):
+        constants = (True, True, True, True, False, False, True, 512, 128, 64, 4, False)
+        ptx, _ = build(t._row_kernel, (dtype, I32, I32, I16, dtype, I32), constants, 1)
+        assert len(set(bounds(ptx))) == len(bounds(ptx)) == 16
+        constants = (True, True, True, True, True, 4096, 128, 0, 512, 4, False)
+        ptx, _ = build(s._filter_kernel, (dtype, I32, I32, I32, I16, dtype, I32), constants, 1)
+        assert len(set(bounds(ptx))) == len(bounds(ptx)) == 16
+
+
 def check_scans() -> None:
     import triton.language as tl
 
@@ -96,7 +117,9 @@ def check_long_rows() -> None:
             assert "griddepcontrol.wait" in ptx
 
 
-@pytest.mark.parametrize("check", [check_scans, check_short_rows, check_long_rows], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "check", [check_room, check_scans, check_short_rows, check_long_rows], ids=lambda f: f.__name__
+)
 def test_build(check):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     code = f"from tests.test_select_build import {check.__name__} as check; check()"

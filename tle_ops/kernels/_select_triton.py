@@ -230,9 +230,9 @@ def _filter_kernel(
         level += both >> 16
         here = both & 0xFFFF
         if here > 0:
-            place = append(passed_ptr, found, above, offset + lane, ROOM, WIDTH)
+            rank, place = append(passed_ptr, found, above, offset + lane, ROOM, WIDTH)
             if KEPT > 0:
-                tl.store(kept_ptr + place, x, mask=above & (place < KEPT))
+                tl.store(kept_ptr + place, x, mask=above & (rank < KEPT - found))
         found += here
     counts_ptr += tl.program_id(0)
     programs = tl.num_programs(0)
@@ -242,15 +242,15 @@ def _filter_kernel(
 
 @triton.jit
 def append(passed_ptr, found, flags, n, ROOM: tl.constexpr, WIDTH: tl.constexpr):
-    """Note the columns n where flags are set, behind the `found` that are there, as far as there is ROOM. Where each
-    goes."""
+    """Note the columns n where flags are set, behind the `found` that are there, as far as there is ROOM. The
+    rank of each, and where it goes."""
     rank, _ = tle.cumsum(flags.to(tl.int32))
     # What is said of `place` is not so. It keeps the lanes of the store where the load put them, or everything would be
     # scanned or moved in another layout; and since the mask differs from lane to lane, every element is stored by
-    # itself.
+    # itself. For the same reason no mask may be made of `place`: one comparison would stand for WIDTH of them.
     place = tl.max_contiguous(tl.multiple_of(found + rank, WIDTH), WIDTH)
-    tl.store(passed_ptr + place, n.to(tl.int16), mask=flags & (place < ROOM))
-    return place
+    tl.store(passed_ptr + place, n.to(tl.int16), mask=flags & (rank < ROOM - found))
+    return rank, place
 
 
 @triton.jit
