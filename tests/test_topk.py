@@ -236,7 +236,7 @@ def test_misleading_rows_in_small_kernels(small_kernels, N, k):
 @pytest.mark.gpu
 @pytest.mark.parametrize("N, k", [(131072, 50), (131072, 2048), (2**22, 1000)])
 def test_misleading_rows_on_gpu(N, k):
-    check_misleading_rows(tle_ops.topk, tle_ops.topk_selector, "cuda", N, k)
+    check_misleading_rows(torch.ops.tle.topk, torch.ops.tle.topk_selector, "cuda", N, k)
 
 
 def check_misleading_rows(topk, selector, device, N, k):
