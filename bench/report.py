@@ -84,7 +84,9 @@ def add_apart(result: dict[str, Any], folder: pathlib.Path, name: str) -> None:
         apart = rows.get((row["op"], row["case"]))
         if apart is not None and name in apart["variants"]:
             when = f"in a process of its own, {other['environment']['date']}, copy {apart['copy_us']:.1f}"
-            row["variants"][name] = {**apart["variants"][name], "note": when}
+            variant = apart["variants"][name]
+            note = "; ".join(filter(None, (variant.get("note"), when)))
+            row["variants"][name] = {**variant, "note": note}
             row["earlier"] = {peer: us for peer, us in row["earlier"].items() if peer != name}
             result["environment"]["peers"][name] = other["environment"]["peers"][name]
 

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+import types
 from unittest.mock import ANY
 
 import pytest
@@ -433,11 +434,92 @@ def test_cases_of_quack():
     assert all(case.shape[-1] <= 4096 for case in found if case.op == "topk")
 
 
+def fake_rmsnorm_fwd(
+    x,
+    weight=None,
+    bias=None,
+    residual=None,
+    out_dtype=None,
+    residual_dtype=None,
+    eps=1e-6,
+    store_rstd=False,
+    weight_offset=0.0,
+):
+    wide = x.float() if residual is None else x.float() + residual.float()
+    rstd = torch.rsqrt(wide.square().mean(-1) + eps)
+    summed = x if residual is None else wide.to(x.dtype)
+    return (wide * rstd[:, None] * weight.float()).to(x.dtype), summed, rstd if store_rstd else None
+
+
+def fake_rmsnorm_bwd(x, weight, dout, rstd, dresidual_out=None, has_bias=False, has_residual=False, weight_offset=0.0):
+    op = torch.ops.tle.add_rms_norm_bwd
+    assert rstd.shape == x.shape[:1]
+    assert rstd.dtype == torch.float32
+    dx, dweight = op(dout, dresidual_out, x, weight, 1e-6, weight_offset, weight.dtype)
+    return dx, dweight, None, None
+
+
+def fake_topk_fwd(x, k, softmax=False):
+    """The column takes the place of a score's last bits; among equal ones the first wins."""
+    mask = x.shape[1] - 1
+    columns = torch.arange(x.shape[1], dtype=torch.int32)
+    tagged = (x.view(torch.int32) & ~mask) | torch.where(x >= 0, ~columns & mask, columns)
+    top = tagged.view(torch.float32).topk(k).values
+    found = top.view(torch.int32) & mask
+    values = (top.view(torch.int32) & ~mask).view(torch.float32)
+    return values, torch.where(top >= 0, ~found & mask, found)
+
+
+@pytest.fixture
+def fake_quack(monkeypatch):
+    """A package whose function `rmsnorm` stands where one looks for its submodule."""
+    package = types.ModuleType("quack")
+    package.__path__ = []
+    package.rmsnorm = lambda x, weight: None
+    rmsnorm, topk = types.ModuleType("quack.rmsnorm"), types.ModuleType("quack.topk")
+    rmsnorm.rmsnorm_fwd, rmsnorm.rmsnorm_bwd, topk.topk_fwd = fake_rmsnorm_fwd, fake_rmsnorm_bwd, fake_topk_fwd
+    for module in (package, rmsnorm, topk):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return types.SimpleNamespace(rmsnorm=rmsnorm, topk=topk)
+
+
+def quack_cases():
+    from bench import quack
+
+    return quack.cases()
+
+
+@pytest.mark.parametrize("case", quack_cases(), ids=str)
+def test_quack_is_called_and_judged(fake_quack, case):
+    from bench import quack
+
+    row = quack.run_case(case, timing.CpuTimer(), CPU, 2)
+    variant = row["variants"]["quack"]
+    assert (variant["status"], variant["detail"]) == ("ok", "")
+    assert variant["us"] > 0
+    assert variant.get("note", "").startswith("rounds values: their last") == (case.op == "topk")
+
+
+def test_a_wrong_column_of_quack_is_not_rounding(fake_quack):
+    from bench import quack
+
+    def off_by_one(x, k, softmax=False):
+        values, indices = fake_topk_fwd(x, k, softmax)
+        return values, (indices + 1) % x.shape[1]
+
+    fake_quack.topk.topk_fwd = off_by_one
+    case = next(case for case in quack.cases() if case.op == "topk")
+    row = quack.run_case(case, timing.CpuTimer(), CPU, 2)
+    assert row["variants"]["quack"]["status"] == "wrong"
+    assert "us" not in row["variants"]["quack"]
+
+
 def test_figures_of_a_process_apart_join_the_table(tmp_path):
     case = next(c for c in families()["norm"] if c.op == "add_rms_norm" and c.earlier)
     row = run_case(case, timing.CpuTimer(), CPU, {}, [], 3) | {"earlier": {"quack": 1.0, "other": 2.0}}
     environment = {"peers": {"quack": "0.6.5"}, "date": "today"}
     apart = {"status": "ok", "us": 5.0, "ours": False, "default": False, "copy_ratio": 1.1, "gb_per_s": 1.0}
+    apart["note"] = "rounds values"
     other = row | {"copy_us": 5.5, "variants": {"quack": apart}}
     (tmp_path / "quack.json").write_text(json.dumps({"environment": environment, "cases": [other]}))
     result = {"family": "norm", "environment": {"peers": {}}, "cases": [row]}
@@ -445,7 +527,7 @@ def test_figures_of_a_process_apart_join_the_table(tmp_path):
     assert row["variants"]["quack"]["us"] == 5.0
     assert row["earlier"] == {"other": 2.0}
     assert result["environment"]["peers"] == {"quack": "0.6.5"}
-    assert any("in a process of its own, today, copy 5.5" in note for note in report.problems(result))
+    assert any("rounds values; in a process of its own, today, copy 5.5" in note for note in report.problems(result))
     before = json.dumps(result)
     report.add_apart(result, tmp_path, "nobody")
     assert json.dumps(result) == before
