@@ -65,7 +65,6 @@ def table(folder: pathlib.Path) -> str:
         *(line for result in results for line in rows(result)),
         "",
         f"All ops, variants, charts and host times: [bench/results/{folder.name}](bench/results/{folder.name}).",
-        "Not there yet, as they show: the fused quantizers (0.85 of a copy), top-k on long rows, scans of one row.",
     ]
     return "\n".join(lines)
 
