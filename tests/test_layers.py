@@ -65,10 +65,18 @@ def test_import_loads_no_kernel_language():
 
 
 def test_import_is_quick(tmp_path):
-    """Under 50 ms of processor time on top of torch, with bytecode cached as after an installation."""
-    code = "import time, torch; t = time.process_time(); import tle_ops; print(time.process_time() - t)"
+    """A tenth of the processor time that torch takes, about 50 ms on an idle machine, with bytecode cached as after an
+    installation. A share, because a loaded machine slows both."""
+    code = """if True:
+        import time
+        start = time.process_time()
+        import torch
+        between = time.process_time()
+        import tle_ops
+        print((time.process_time() - between) / (between - start))"""
     env = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
-    assert min(float(run(code, **env)) for _ in range(4)) < 0.05
+    run(code, **env)
+    assert min(float(run(code, **env)) for _ in range(3)) < 0.1
 
 
 def test_cpu_ops_need_neither_triton_nor_tilelang():
