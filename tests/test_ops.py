@@ -9,10 +9,12 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import tests.specs
 from tests.table import BF16, F16, F32, F64, OpSpec, Sample, assert_same_bits, bits, outputs, to_device
 from tle_ops import _register
+from tle_ops.autograd import FORMULAS
 from tle_ops.kernels import INLINED
 
 SPECS: list[OpSpec] = [
@@ -345,6 +347,20 @@ def test_func_transforms(spec):
     else:
         with pytest.raises(NotImplementedError):  # loud, never a silent zero tangent
             torch.func.jvp(loss, (x.detach(),), (tangent,))
+
+
+@per_op([s for s in SPECS if s.name not in FORMULAS])
+def test_without_a_gradient_there_is_no_tangent(spec):
+    """Codes, indices and counts are constants to forward mode too, though the reference is made of PyTorch's ops."""
+    sample = next(iter(spec.samples(F32 if F32 in spec.dtypes else next(iter(spec.dtypes)))))
+    with forward_ad.dual_level():
+        args = [
+            forward_ad.make_dual(a, torch.ones_like(a)) if isinstance(a, Tensor) and a.is_floating_point() else a
+            for a in sample.args
+        ]
+        tangents = [forward_ad.unpack_dual(t).tangent for t in outputs(spec.op(*args)) if t.is_floating_point()]
+    if not _register.PUBLIC_AUTOGRAD:  # which has no kernel of its own for these ops
+        assert tangents == [None] * len(tangents)
 
 
 @per_op([s for s in DIFFERENTIABLE if not s.double_backward])

@@ -67,6 +67,9 @@ def _kernel(_keys, {signature}):
                 return _apply({call}, _run_below, _keys)
             with _single_level():
                 return _apply({call}, _run_below, _keys)
+        if not _differentiable and _forward_ad._current_level >= 0:
+            with _no_tangents(False), _no_grad():  # constants to forward mode too, though the reference is made of ops
+                return _bodies[_device]({call}) if _device is not None else _run_below(_keys, {call})
         if _device == "CUDA" or _device is not None and (_differentiable or not _grad_enabled()):
             return _bodies[_device]({call})  # kernels record no graph; the reference on the CPU would
         with _no_grad():
@@ -181,6 +184,7 @@ def _register_autograd(
         _plain=_PLAIN,
         _forward_ad=forward_ad,
         _no_grad=torch.no_grad,
+        _no_tangents=forward_ad._set_fwd_grad_enabled,
         _grad_enabled=torch.is_grad_enabled,
         _after_autograd=_C._after_autograd_keyset,
         _BelowAutograd=_C._AutoDispatchBelowAutograd,
