@@ -22,7 +22,7 @@ def _rank(keys_ptr, ranks_ptr, BLOCK: tl.constexpr):
 @triton.jit
 def _compact(keep_ptr, places_ptr, count_ptr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    place, count = tle.compact(tl.load(keep_ptr + at) != 0)
+    place, count = tle.compact(tl.load(keep_ptr + at))
     tl.store(places_ptr + at, place)
     tl.store(count_ptr, count)
 
@@ -60,7 +60,7 @@ def test_compact_is_stable_and_fills_every_place(n, share):
     keep = numbers(n, 0, 10) < share
     places = torch.full((n,), -1, dtype=torch.int32, device=DEVICE)
     count = torch.empty(1, dtype=torch.int32, device=DEVICE)
-    _compact[(1,)](keep.to(DEVICE, torch.int8), places, count, n)
+    _compact[(1,)](keep.to(DEVICE, torch.int8) * 3, places, count, n)  # anything but 0 keeps
     kept, dropped = keep.nonzero().flatten().tolist(), (~keep).nonzero().flatten().tolist()
     order = torch.empty(n, dtype=torch.int64)
     order[places.cpu().long()] = torch.arange(n)

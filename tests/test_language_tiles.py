@@ -208,6 +208,14 @@ def test_tiles_at_run_time(dtype, T0, T1):
         assert_same_bits(out, want)
 
 
+@pytest.mark.parametrize("linear", [16, 17, 64, -16, -17, 2**31 - 1, -(2**31)])
+def test_inserting_outside_of_the_grid_changes_nothing(linear):
+    x = torch.randn(16, 32)
+    out = torch.empty_like(x, device=DEVICE)
+    _insert_kernel[(1,)](x.to(DEVICE), torch.zeros(4, 8, device=DEVICE), out, 0, linear, 16, 32, 4, 8, True)
+    assert_same_bits(out, x)
+
+
 def test_tiles_at_compile_time():
     x = torch.randn(16, 32)
     for i, j in ((0, 0), (3, 1), (1, 3)):

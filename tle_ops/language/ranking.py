@@ -23,11 +23,12 @@ def rank(keys):
 def compact(keep):
     """Stable compaction of the lanes of a block: where each goes, and how many are kept.
 
-    keep: bool [BLOCK].
+    keep: bool [BLOCK], or numbers, of which those that are not 0 are kept.
 
     Returns (place int32 [BLOCK], count). Kept lanes go to 0, 1, 2, .. in their order, the others to count, count + 1,
     .. in theirs: together each place once, so one store without a mask fills a block.
     """
+    keep = keep != 0
     before, count = cumsum(keep.to(tl.int32))
     return tl.where(keep, before, count + tl.arange(0, keep.shape[0]) - before), count
 

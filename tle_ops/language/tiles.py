@@ -171,9 +171,10 @@ def _coordinate(index, grid: tl.constexpr, d: tl.constexpr):
         tl.device_assert((at >= 0) & (at < _at(grid, d)), _OUTSIDE)
     else:
         at = index // _row_major_stride(grid, d)
-        if d == 0:
+        if d == 0:  # not reduced by the grid: outside it is no tile's coordinate
             tl.device_assert((index >= 0) & (at < _at(grid, d)), _OUTSIDE)
-        at = at % _at(grid, d)
+        else:
+            at = at % _at(grid, d)
     return at
 
 
