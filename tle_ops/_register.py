@@ -48,36 +48,44 @@ _PLAIN = {
 # A tensor that is not plain may carry a tangent that Python does not see (torch.compile enters forward-mode AD below
 # `forward_ad`), so it always goes through the Function.
 _KERNEL = """
-def _run_plain(_device, {call}):
-    return _bodies[_device]({call})
-
-def _run_below(_keys, {call}):
-    with _BelowAutograd():
-        return _redispatch(_keys & _after_autograd, {call})
-
 def _kernel(_keys, {signature}):
     try:
-        _device = _plain.get(_keys.raw_repr())
-        if _differentiable and (
-            _device is None or (_grad_enabled() and ({needs_grad})) or _forward_ad._current_level >= 0
-        ):
+        _device = _plain.get(_keys.raw_repr()){body}
+    except AttributeError:
+        _refuse_none(({call},))
+        raise
+"""
+_DIFFERENTIABLE = """
+        if _device is None or (_grad_enabled() and ({needs_grad})) or _forward_ad._current_level >= 0:
             if _device is not None:
                 return _apply({call}, _run_plain, _device)
             if _functorch_level() is None:
                 return _apply({call}, _run_below, _keys)
             with _single_level():
                 return _apply({call}, _run_below, _keys)
-        if not _differentiable and _forward_ad._current_level >= 0:
-            with _no_tangents(False), _no_grad():  # constants to forward mode too, though the reference is made of ops
+        return _bodies[_device]({call})"""
+# Without a formula the outputs are constants, to forward mode too. CUDA's kernels record nothing; the reference would.
+_CONSTANT = """
+        if _forward_ad._current_level >= 0:
+            with _no_tangents(False), _no_grad():
                 return _bodies[_device]({call}) if _device is not None else _run_below(_keys, {call})
-        if _device == "CUDA" or _device is not None and (_differentiable or not _grad_enabled()):
-            return _bodies[_device]({call})  # kernels record no graph; the reference on the CPU would
+        if _device == "CUDA" or _device is not None and not _grad_enabled():
+            return _bodies[_device]({call})
         with _no_grad():
-            return _bodies[_device]({call}) if _device is not None else _run_below(_keys, {call})
-    except AttributeError:
-        _refuse_none(({call},))
-        raise
-"""
+            return _bodies[_device]({call}) if _device is not None else _run_below(_keys, {call})"""
+
+
+def _runners(bodies: dict[str, Callable], redispatch: Callable) -> tuple[Callable, Callable]:
+    """What runs an op inside of its Function: on plain tensors its body, on others what lies below autograd."""
+
+    def run_plain(device: str, *args: Any) -> Any:
+        return bodies[device](*args)
+
+    def run_below(keys: _C.DispatchKeySet, *args: Any) -> Any:
+        with _C._AutoDispatchBelowAutograd():
+            return redispatch(keys & _C._after_autograd_keyset, *args)
+
+    return _skip_dynamo(run_plain), _skip_dynamo(run_below)
 
 
 def _skip_dynamo(fn: Callable) -> Callable:
@@ -179,30 +187,27 @@ def _register_autograd(
     }
     env.update(
         _bodies=bodies,
-        _redispatch=op.redispatch,
-        _differentiable=formula is not None,
         _plain=_PLAIN,
         _forward_ad=forward_ad,
         _no_grad=torch.no_grad,
         _no_tangents=forward_ad._set_fwd_grad_enabled,
         _grad_enabled=torch.is_grad_enabled,
-        _after_autograd=_C._after_autograd_keyset,
-        _BelowAutograd=_C._AutoDispatchBelowAutograd,
         _single_level=enable_single_level_autograd_function,
         _functorch_level=_C._functorch.peek_interpreter_stack,
         _refuse_none=functools.partial(_dispatch.refuse_none, name, op._schema),
     )
+    env["_run_plain"], env["_run_below"] = _runners(bodies, op.redispatch)
     if formula is not None:
         env["_apply"] = _function(name, formula).apply
+    call = ", ".join(parameters)
+    body = _CONSTANT if formula is None else _DIFFERENTIABLE
     source = _KERNEL.format(
-        call=", ".join(parameters),
-        needs_grad=_needs_grad(op._schema),
+        call=call,
+        body=body.format(call=call, needs_grad=_needs_grad(op._schema)),
         signature=", ".join(f"{n}=_default_{n}" if f"_default_{n}" in env else n for n in parameters),
     )
     exec(compile(source, f"<tle_ops: autograd kernel of {name}>", "exec"), env)
-    for function in ("_run_plain", "_run_below", "_kernel"):
-        env[function] = _skip_dynamo(env[function])
-    LIB.impl(name, env["_kernel"], "Autograd", with_keyset=True)
+    LIB.impl(name, _skip_dynamo(env["_kernel"]), "Autograd", with_keyset=True)
 
 
 def _define(name: str, schema: str) -> torch._ops.OpOverload | None:
