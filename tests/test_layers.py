@@ -65,8 +65,8 @@ def test_import_loads_no_kernel_language():
 
 
 def test_import_is_quick(tmp_path):
-    """A tenth of the processor time that torch takes, about 50 ms on an idle machine, with bytecode cached as after an
-    installation. A share, because a loaded machine slows both."""
+    """Under 7 % of the processor time that torch takes, 50 ms where that is 0.7 s, with bytecode cached as after an
+    installation. A share, because a loaded or slower machine slows both alike."""
     code = """if True:
         import time
         start = time.process_time()
@@ -76,7 +76,7 @@ def test_import_is_quick(tmp_path):
         print((time.process_time() - between) / (between - start))"""
     env = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
     run(code, **env)
-    assert min(float(run(code, **env)) for _ in range(3)) < 0.1
+    assert min(float(run(code, **env)) for _ in range(5)) < 0.07
 
 
 def test_cpu_ops_need_neither_triton_nor_tilelang():

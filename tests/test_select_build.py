@@ -54,11 +54,13 @@ def check_scans() -> None:
                 constants = (reverse, acc, True, block, one_tile)
                 ptx, log = build(s._cumsum_rows_kernel, (dtype, dtype, dtype), constants, block // 512)
                 assert 128 in accesses(ptx, "ld") & accesses(ptx, "st"), constants
-                assert int(re.search(r"(\d+) bytes spill stores", log).group(1)) <= 8, constants
+                # The one value that does not fit in the registers that 4096 columns leave, of reversed float sums.
+                most = 4 if reverse and dtype == F32 and not one_tile else 0
+                assert int(re.search(r"(\d+) bytes spill stores", log).group(1)) <= most, constants
         constants = (False, acc, False, True, s._CHAIN_TILE, s._LANES, True)
         ptx, log = build(s._cumsum_chain_kernel, (dtype, dtype, dtype, I64), constants, 8, 64)
         assert 128 in accesses(ptx, "ld") & accesses(ptx, "st")
-        assert int(re.search(r"(\d+) bytes spill stores", log).group(1)) <= 64
+        assert int(re.search(r"(\d+) bytes spill stores", log).group(1)) <= 8  # at 64 registers, measured the fastest
         assert "ld.volatile.global" in ptx  # or a program would wait for what it cannot see
         assert "griddepcontrol.wait" in ptx
         constants = (False, True, s._TILE, s._BRIEF, True)
