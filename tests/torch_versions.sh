@@ -10,7 +10,8 @@ for version in $versions; do
   env=.torch/$version
   if [ ! -e "$env/ready" ]; then
     "${PYTHON:-python3}" -m venv "$env"
-    grep -vE '^(torch|triton|tilelang|apache-tvm-ffi|z3-solver|nvidia-|ruff|mypy|matplotlib|tokenizers|safetensors)' requirements-dev.txt > "$env/requirements.txt"
+    # Every PyTorch brings the setuptools that it can be used with.
+    grep -vE '^(torch|setuptools|triton|tilelang|apache-tvm-ffi|z3-solver|nvidia-|ruff|mypy|matplotlib|tokenizers|safetensors)' requirements-dev.txt > "$env/requirements.txt"
     "$env/bin/python" -m pip install --disable-pip-version-check -q "torch==$version" -r "$env/requirements.txt"
     touch "$env/ready"
   fi
