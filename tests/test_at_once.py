@@ -48,7 +48,10 @@ BUILD = """
 CALL = """
     import tle_ops
 
-    calls = [(op, [a.cuda() if isinstance(a, torch.Tensor) else a for a in args]) for op, args in torch.load(here / "calls")]
+    def move(a):
+        return a.cuda() if isinstance(a, torch.Tensor) else a
+
+    calls = [(op, [move(a) for a in args]) for op, args in torch.load(here / "calls")]
     torch.cuda.synchronize()
     wait_for_all()
     results = [getattr(torch.ops.tle, op)(*args) for op, args in calls]

@@ -31,11 +31,17 @@ def whole_toolchain(monkeypatch):
     monkeypatch.setattr(_dispatch, "missing_toolchain", lambda: "")
 
 
+def chosen(op, *args):
+    """The kernel of a call with these arguments, which need not be all of them."""
+    return _dispatch._choose(op, args, _dispatch._forced)
+
+
 def test_explain_on_the_cpu():
     choice = tle_ops.explain("per_token_cast_fp8", torch.ones(2, 128))
     assert (choice.device, choice.backend, choice.module) == ("cpu", "ref", "quant_ref")
     assert str(choice) == "per_token_cast_fp8 on cpu: ref (quant_ref), the reference is the CPU kernel"
-    assert tle_ops.explain("add", torch.ones(2, device="meta")).backend == "contract"
+    x = torch.ones(2, device="meta")
+    assert tle_ops.explain("add", x, x).backend == "contract"
 
 
 def test_explain_for_a_gpu_that_is_not_there():
@@ -46,9 +52,46 @@ def test_explain_for_a_gpu_that_is_not_there():
         tle_ops.explain("add", "cuda")
 
 
+@pytest.mark.parametrize("device", [None, "cpu", "cuda"])
+@pytest.mark.parametrize(
+    "call, error",
+    [
+        (lambda f, x: f("add", x, torch.ones(3)), ValueError),
+        (lambda f, x: f("topk", x, 200), ValueError),
+        (lambda f, x: f("topk", x, 2.5), RuntimeError),
+        (lambda f, x: f("per_token_cast_fp8", x, 0), ValueError),
+        (lambda f, x: f("per_token_cast_fp8", x.int()), TypeError),
+        (lambda f, x: f("per_token_cast_fp8", x, dtype=torch.float16), TypeError),
+        (lambda f, x: f("rms_norm", x, weight=torch.ones(3)), ValueError),
+        (lambda f, x: f("add", x), TypeError),
+        (lambda f, x: f("add", x, None), TypeError),
+        (lambda f, x: f("histogram", x, bins=4), TypeError),
+        (lambda f, x: f("swiglu", x, x, limits=1.0), TypeError),
+    ],
+)
+def test_explain_raises_what_the_call_raises(call, error, device):
+    x = torch.ones(2, 128)
+    with pytest.raises(error) as real:
+        call(lambda op, *args, **options: getattr(tle_ops, op)(*args, **options), x)
+    with pytest.raises(error) as explained:
+        call(lambda op, *args, **options: tle_ops.explain(op, *args, device=device, **options), x)
+    assert str(explained.value) == str(real.value)
+
+
+def test_explain_takes_the_arguments_of_either_form():
+    x = torch.ones(2, 128, requires_grad=True)
+    for args, options in (((x, 64, torch.float8_e5m2), {}), ((x, 64), {"dtype": torch.float8_e5m2}), ((), {"x": x})):
+        assert tle_ops.explain("per_token_cast_fp8", *args, device="cuda", **options).module == "quant_triton"
+    assert tle_ops.explain("rope_bwd", x[:, None], x[:, :64], x[:, :64], False, device="cuda")
+    with pytest.raises(ValueError, match="explain: device must be 'cpu', 'cuda' or None, got 'xpu'"):
+        tle_ops.explain("add", x, x, device="xpu")
+    with pytest.raises(ValueError, match="add: y must be on the device of x, meta, got cpu"):
+        tle_ops.explain("add", x.to("meta"), x)
+
+
 def test_explain_names_the_default_on_cuda():
     for op, module in CUDA.items():
-        choice = tle_ops.explain(op, FakeCuda())
+        choice = chosen(op, FakeCuda())
         assert choice.module == module
         assert tle_ops.backends(op)[0] == choice.backend
 
@@ -58,7 +101,7 @@ def test_the_default_backend_is_listed_and_can_be_forced(op, module):
     name = module.rsplit("_", 1)[1]
     assert name in tle_ops.backends(op)
     with tle_ops.backend(name):
-        assert tle_ops.explain(op, FakeCuda()).module == module
+        assert chosen(op, FakeCuda()).module == module
 
 
 @pytest.mark.parametrize("module", sorted(m.stem for m in KERNELS.glob("[a-z]*_*.py")))
@@ -75,23 +118,23 @@ def test_exports_are_those_of_the_imported_module(module):
 
 
 def test_float64_goes_to_the_reference():
-    assert tle_ops.explain("add", FakeCuda(F64)).backend == "ref"
-    assert "float64" in tle_ops.explain("scale_cast", FakeCuda(), 1.0, F64).reason
+    assert chosen("add", FakeCuda(F64)).backend == "ref"
+    assert "float64" in chosen("scale_cast", FakeCuda(), 1.0, F64).reason
     with tle_ops.backend("triton"):
-        assert tle_ops.explain("add", FakeCuda(F64)).backend == "ref"
+        assert chosen("add", FakeCuda(F64)).backend == "ref"
 
 
 def test_backend_forces_and_restores():
     with tle_ops.backend("triton"):
-        assert tle_ops.explain("add", FakeCuda()).module == "elementwise_triton"
+        assert chosen("add", FakeCuda()).module == "elementwise_triton"
         with tle_ops.backend("ref"):
-            assert tle_ops.explain("add", FakeCuda()).module == "elementwise_ref"
-        assert tle_ops.explain("add", FakeCuda()).module == "elementwise_triton"
-    assert tle_ops.explain("add", FakeCuda()).module == CUDA["add"]
+            assert chosen("add", FakeCuda()).module == "elementwise_ref"
+        assert chosen("add", FakeCuda()).module == "elementwise_triton"
+    assert chosen("add", FakeCuda()).module == CUDA["add"]
     tle_ops.backend("tilelang")  # as a setter
-    assert tle_ops.explain("add", FakeCuda()).module == "elementwise_tilelang"
+    assert chosen("add", FakeCuda()).module == "elementwise_tilelang"
     tle_ops.backend(None)
-    assert tle_ops.explain("add", FakeCuda()).module == CUDA["add"]
+    assert chosen("add", FakeCuda()).module == CUDA["add"]
 
 
 def test_backend_can_be_used_twice():
@@ -117,7 +160,7 @@ def test_wrong_names_are_errors():
     with pytest.raises(ValueError, match="backends: op must be one of"):
         tle_ops.backends("softmax")
     with tle_ops.backend("gluon"), pytest.raises(NotImplementedError, match="add: the backend 'gluon' has no kernel"):
-        tle_ops.explain("add", FakeCuda())
+        chosen("add", FakeCuda())
 
 
 def test_without_the_toolchain_triton_serves_and_says_so_once(monkeypatch):
@@ -125,7 +168,7 @@ def test_without_the_toolchain_triton_serves_and_says_so_once(monkeypatch):
     monkeypatch.setitem(_dispatch.CUDA, "add", "elementwise_tilelang")
     monkeypatch.setattr(_dispatch, "_kernel", lambda module, op: lambda *args: module)
     _dispatch._warn_once.cache_clear()
-    assert "nvcc was not found" in tle_ops.explain("add", FakeCuda()).reason
+    assert "nvcc was not found" in chosen("add", FakeCuda()).reason
     body = _dispatch.cuda_body("add", torch.ops.tle.add.default._schema)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -8,7 +8,9 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import pathlib
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -104,24 +106,56 @@ def explain(op: str, *args: Any, device: str | None = None, **options: Any) -> C
 
     Args:
         op: the operator's name, such as "per_token_cast_fp8".
-        args, options: the call's arguments; the tensors may be on any device.
+        args, options: the call's arguments, or those of `torch.ops.tle.<op>` by position; the tensors may be on any
+            device.
         device: "cuda" asks what CUDA tensors like these would take, also where there is no GPU.
 
     Raises:
         ValueError: an unknown op, or no tensor among the arguments.
         NotImplementedError: the forced backend has no kernel for this op.
+        Whatever the call itself would raise for these arguments.
     """
     if op not in _meta.CONTRACTS:
         raise ValueError(f"explain: op must be one of {', '.join(sorted(_meta.CONTRACTS))}, got {op!r}")
-    args = (*args, *options.values())
-    tensors = [a for a in args if isinstance(a, Tensor)]
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"explain: device must be 'cpu', 'cuda' or None, got {device!r}")
+    given = (*args, *options.values())
+    tensors = [a for a in given if isinstance(a, Tensor)]
     if not tensors:
-        raise ValueError(f"explain: the arguments of {op} must contain a tensor, got {args}")
-    if device == "cuda" or (device is None and any(t.is_cuda for t in tensors)):
-        return _choose(op, args, _forced)
-    if any(t.device.type == "meta" for t in tensors):
-        return Choice(op, "meta", "contract", "_meta", "meta tensors hold no data: only shapes and dtypes are computed")
-    return Choice(op, "cpu", "ref", CPU[op], "the reference is the CPU kernel")
+        raise ValueError(f"explain: the arguments of {op} must contain a tensor, got {given}")
+    kind = device or next((t.device.type for t in tensors if t.device.type != "cpu"), "cpu")
+    if kind == "cuda":
+        choice = _choose(op, given, _forced)
+    elif kind == "meta":
+        reason = "meta tensors hold no data: only shapes and dtypes are computed"
+        choice = Choice(op, "meta", "contract", "_meta", reason)
+    else:
+        choice = Choice(op, "cpu", "ref", CPU[op], "the reference is the CPU kernel")
+    _try_fake(op, args, options, device)
+    return choice
+
+
+def _try_fake(op: str, args: tuple[Any, ...], options: dict[str, Any], device: str | None) -> None:
+    """The call with tensors without data, on `device` if one is given: raises what the call would raise."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def fake(a: Any) -> Any:
+        if not isinstance(a, Tensor):
+            return a
+        return torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=device or a.device)
+
+    def binds(fn: Callable[..., Any]) -> bool:
+        try:
+            inspect.signature(fn).bind(*args, **options)
+        except TypeError:
+            return False
+        return True
+
+    call = getattr(sys.modules["tle_ops"], op, None)  # a backward has no public function
+    if call is None or (not binds(call) and binds(_meta.CONTRACTS[op].fn)):
+        call = getattr(torch.ops.tle, op)
+    with torch.no_grad(), FakeTensorMode():
+        call(*map(fake, args), **{name: fake(a) for name, a in options.items()})
 
 
 def _choose(op: str, args: tuple[Any, ...], forced: str | None) -> Choice:
