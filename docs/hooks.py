@@ -118,8 +118,13 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Files of the project that are no pages are named, not linked."""
-    markdown = re.sub(r"\[([^\]]+)\]\(\.\./[^)]+\)", r"\1", markdown) if "/" not in page.file.src_uri else markdown
+    """Links out of docs/, which are right where the sources are read: an operator's source becomes its page, and other
+    files of the project are named, not linked."""
+    if "/" in page.file.src_uri:  # a page of an operator
+        return markdown
+    markdown = re.sub(r"\[`(\w+)`\]\(\.\./tle_ops/ops/\w+\.py\)", r"[`\1`](ops/\1.md)", markdown)
+    markdown = markdown.replace("](../tle_ops/ops)", "](ops/index.md)")
+    markdown = re.sub(r"\[([^\]]+)\]\(\.\./[^)]+\)", r"\1", markdown)
     return errors(markdown) if page.file.src_uri == "errors.md" else markdown
 
 

@@ -1,11 +1,13 @@
 """The documentation is true: its code runs, its links lead somewhere, and the recipe adds an operator."""
 
+import html.parser
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import urllib.parse
 
 import pytest
 
@@ -36,18 +38,78 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_somewhere(page):
-    import tle_ops
+LINKED = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md"))]
 
-    generated = {f"ops/{name}.md" for name in (*tle_ops.__all__, "index", "control")}
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
-        if "://" in target or target in generated:
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    """In the sources, as they are read on a code host."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
             continue
         path, _, anchor = target.partition("#")
-        file = (page.parent / path) if path else page
+        file = (page.parent / path).resolve() if path else page
         assert file.exists(), f"{page.name}: {target}"
+        assert file.is_relative_to(ROOT), f"{page.name}: {target}"
         assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), f"{page.name}: {target}"
+
+
+def test_links_to_operators_lead_to_their_source():
+    """The site makes pages of operators of them, by their text."""
+    import tle_ops
+
+    found = set()
+    for page in PAGES:
+        for name, path in re.findall(r"\[`(\w+)`\]\(\.\./(tle_ops/ops/\w+\.py)\)", page.read_text(encoding="utf-8")):
+            assert (ROOT / path).samefile(sys.modules[getattr(tle_ops, name).__module__].__file__), (
+                f"{page.name}: {name}"
+            )
+            found.add(name)
+    assert {"rms_norm", "topk", "fake_quant_fp8"} <= found
+
+
+class Html(html.parser.HTMLParser):
+    """What a page links to, and what can be linked to in it."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        super().__init__()
+        self.targets: set[str] = set()
+        self.ids: set[str] = {"", "__skip"}
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        for name, value in attrs:
+            if name in ("href", "src") and value is not None:
+                self.targets.add(value)
+            elif name in ("id", "name") and value:
+                self.ids.add(value)
+
+
+def test_links_of_the_site(tmp_path):
+    """Every link of every page that MkDocs makes: the file is there, and the heading in it."""
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path: Html(path) for path in tmp_path.rglob("*.html")}
+    assert tmp_path / "ops" / "topk" / "index.html" in pages
+    followed = 0
+    for path, page in pages.items():
+        if path.name == "404.html":  # it may stand for any address, so its links are absolute
+            continue
+        for target in page.targets:
+            url = urllib.parse.urlsplit(target)
+            if url.scheme or url.netloc:
+                continue
+            file = (path.parent / urllib.parse.unquote(url.path)).resolve() if url.path else path
+            file = file / "index.html" if file.is_dir() else file
+            assert file.exists(), f"{path.relative_to(tmp_path)}: {target}"
+            anchor = urllib.parse.unquote(url.fragment)
+            assert not anchor or anchor in pages[file].ids, f"{path.relative_to(tmp_path)}: {target}"
+            followed += 1
+    assert followed > 1000
 
 
 def test_every_operator_is_offered():
