@@ -1,6 +1,8 @@
 """Writes the table of measured times into README.md, from the results of one card.
 
-python -m bench.readme bench/results/h200
+    python -m bench.readme [bench/results/h200]
+
+A test holds the README to what this writes.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import sys
 from typing import Any
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+RESULTS = pathlib.Path(__file__).parent / "results" / "h200"
 README = pathlib.Path(__file__).parent.parent / "README.md"
 FAMILIES = ("quant", "elementwise", "swiglu", "norm")
 
@@ -42,9 +45,8 @@ def rows(result: dict[str, Any]) -> list[str]:
         name, figures = ours
         eager = case["variants"].get("eager", {})
         eager_us = f"{eager['us']:.0f}" if eager.get("status") == "ok" else ""
-        copy_us = figures["us"] * figures["copy_ratio"]
         lines.append(
-            f"| `{case['op']}` {case['case']} | {copy_us:.1f} | **{figures['us']:.1f}** | {figures['copy_ratio']:.2f} "
+            f"| `{case['op']}` {case['case']} | {case['copy_us']:.1f} | **{figures['us']:.1f}** | {figures['copy_ratio']:.2f} "
             f"| {best_peer(case)} | {eager_us} | {name.removeprefix('tle ')} |"
         )
     return lines
@@ -69,12 +71,16 @@ def table(folder: pathlib.Path) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    folder = pathlib.Path(sys.argv[1])
-    text = README.read_text(encoding="utf-8")
+def written(text: str, folder: pathlib.Path) -> str:
+    """The text of the README with the table of this folder's results in place of the one in it."""
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    README.write_text(f"{before}{BEGIN}\n{table(folder)}\n{END}{after}", encoding="utf-8")
+    return f"{before}{BEGIN}\n{table(folder)}\n{END}{after}"
+
+
+def main() -> None:
+    folder = pathlib.Path(sys.argv[1]) if sys.argv[1:] else RESULTS
+    README.write_text(written(README.read_text(encoding="utf-8"), folder), encoding="utf-8")
 
 
 if __name__ == "__main__":

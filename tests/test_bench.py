@@ -417,7 +417,10 @@ def test_readme_table(tmp_path):
         "tilelang": "0",
         "peers": {"torchao": "1"},
     }
-    result = {"environment": environment, "cases": [{"op": "add", "case": "small", "variants": variants}]}
+    result = {
+        "environment": environment,
+        "cases": [{"op": "add", "case": "small", "copy_us": 2.04, "variants": variants}],
+    }
     (tmp_path / "quant.json").write_text(json.dumps(result))
     lines = readme.table(tmp_path).splitlines()
     assert lines[0].startswith("Card, 2026-01-02, torch 2, Triton 3, TileLang 0; peers torchao 1.")

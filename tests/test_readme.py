@@ -4,6 +4,7 @@ import pathlib
 import re
 
 import tle_ops
+from bench import readme
 
 README = pathlib.Path(__file__).parents[1] / "README.md"
 
@@ -23,3 +24,8 @@ def test_table_has_every_public_op():
     table = re.search(r"## Operators\n(.*?)\n## ", README.read_text(encoding="utf-8"), re.DOTALL)[1]
     rows = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert sorted(rows) == sorted(set(tle_ops.__all__) - {"backend", "backends", "explain"})
+
+
+def test_table_of_times_is_that_of_the_results():
+    text = README.read_text(encoding="utf-8")
+    assert text == readme.written(text, readme.RESULTS), "run `python -m bench.readme`"
