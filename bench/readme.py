@@ -46,8 +46,8 @@ def rows(result: dict[str, Any]) -> list[str]:
         eager = case["variants"].get("eager", {})
         eager_us = f"{eager['us']:.0f}" if eager.get("status") == "ok" else ""
         lines.append(
-            f"| `{case['op']}` {case['case']} | {case['copy_us']:.1f} | **{figures['us']:.1f}** | {figures['copy_ratio']:.2f} "
-            f"| {best_peer(case)} | {eager_us} | {name.removeprefix('tle ')} |"
+            f"| `{case['op']}` {case['case']} | {case['copy_us']:.1f} | **{figures['us']:.1f}** "
+            f"| {figures['copy_ratio']:.2f} | {best_peer(case)} | {eager_us} | {name.removeprefix('tle ')} |"
         )
     return lines
 
