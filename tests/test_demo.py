@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fp8_linear import Fp8Linear, checkpoint_bytes, linears, multiplies_codes, quantize, sqnr_db, weight_bytes
-from minilm import Encoder, Layer
+from minilm import Encoder, Layer, require
 
 TINY = {
     "hidden_size": 256,
@@ -173,3 +173,10 @@ def test_read_sentences(demo, tmp_path):
     sentences, topics = demo.read_sentences(file)
     assert sentences == ["No topic yet.", "Purr.", "Meow.", "Woof."]
     assert topics == ["", "Cats", "Cats", "Dogs"]
+
+
+def test_what_is_not_installed_is_named():
+    require("torch")
+    words = "no-weights and no-reader not installed: pip install --no-deps no-weights no-reader"
+    with pytest.raises(ModuleNotFoundError, match=words):
+        require("no_weights", "torch", "no_reader")
