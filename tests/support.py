@@ -1,9 +1,10 @@
 """Writes the support matrix, docs/support.md: every operator under everything that PyTorch does to one.
 
-    python -m tests.support run --device cuda --out docs/support/cuda.json
+    python -m tests.support run --device cuda --processes 6 --out docs/support/cuda.json
     python -m tests.support table
 
-The first command checks (a few minutes) and keeps what it saw; the second makes the page of what was kept.
+The first command checks (a few minutes) and keeps what it saw; with `--only` or `--columns` it replaces these cells of
+what was kept before. The second makes the page of what was kept.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import datetime
 import json
 import os
 import platform
+import subprocess
+import sys
 import tempfile
 import traceback
 from pathlib import Path
@@ -92,6 +95,37 @@ def run(device: str, ops: list[str], columns: list[str]) -> dict[str, Any]:
     }
 
 
+def merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """One run of several, in the order of the page. A later one's cells count, and its date."""
+    for part in parts:
+        if (part["device"], part["torch"]) != (parts[0]["device"], parts[0]["torch"]):
+            raise ValueError(f"these are no parts of one run: {parts[0]['torch']}, {part['torch']}")
+    cells: dict[str, dict[str, str]] = {}
+    for part in parts:
+        for op, row in part["cells"].items():
+            cells.setdefault(op, {}).update(row)
+    ordered = {op: {c: cells[op][c] for c in COLUMNS if c in cells[op]} for op in PUBLIC if op in cells}
+    return {**parts[-1], "cells": ordered}
+
+
+def run_in_processes(device: str, ops: list[str], columns: list[str], processes: int) -> dict[str, Any]:
+    """As `run`: a share of the operators each, and one process for what takes all operators at once."""
+    shares = [(ops[i::processes], [c for c in columns if c in EACH]) for i in range(processes)]
+    shares.append((ops, [c for c in columns if c in AT_ONCE]))
+    with tempfile.TemporaryDirectory() as folder:
+        started = []
+        for i, (some, of) in enumerate(shares):
+            if some and of:
+                out = Path(folder) / f"{i}.json"
+                options = ["--device", device, "--out", str(out), "--only", ",".join(some), "--columns", ";".join(of)]
+                command = [sys.executable, "-m", "tests.support", "run", *options]
+                started.append((out, subprocess.Popen(command, cwd=DOCS.parent)))
+        for _, process in started:
+            if process.wait():
+                raise RuntimeError(f"a process ended with status {process.returncode}")
+        return merge([json.loads(out.read_text(encoding="utf-8")) for out, _ in started])
+
+
 def render(runs: list[dict[str, Any]]) -> str:
     lines = [
         "# Support matrix",
@@ -131,13 +165,17 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_argument("--out", type=Path, required=True)
     command.add_argument("--only", default="", help="ops, separated by commas")
     command.add_argument("--columns", default="", help="columns, separated by semicolons")
+    command.add_argument("--processes", type=int, default=1, help="that share the operators")
     commands.add_parser("table", help="docs/support.md from docs/support/*.json")
     o = parser.parse_args(arguments)
     if o.command == "table":
         PAGE.write_text(render(kept()), encoding="utf-8")
         return
     ops = [op for op in PUBLIC if not o.only or op in o.only.split(",")]
-    seen = run(o.device, ops, [c for c in COLUMNS if not o.columns or c in o.columns.split(";")])
+    columns = [c for c in COLUMNS if not o.columns or c in o.columns.split(";")]
+    seen = run_in_processes(o.device, ops, columns, o.processes) if o.processes > 1 else run(o.device, ops, columns)
+    if (o.only or o.columns) and o.out.exists():
+        seen = merge([json.loads(o.out.read_text(encoding="utf-8")), seen])
     o.out.write_text(json.dumps(seen, indent=1) + "\n", encoding="utf-8")
     bad = [(op, c, text) for op, row in seen["cells"].items() for c, text in row.items() if text.startswith("FAILS")]
     for op, c, text in bad:

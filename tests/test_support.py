@@ -2,6 +2,8 @@
 
 Checks that take seconds per op run for a few ops that differ in kind; test_ops.py compiles every op."""
 
+import json
+
 import pytest
 
 from tests import support
@@ -65,3 +67,19 @@ def test_a_failure_is_shown():
     page = support.render([run])
     assert "| `add` | ✓ | a |" in page
     assert "- **a**: FAILS: words" in page
+
+
+def test_a_run_can_be_made_in_parts(tmp_path):
+    """In two processes, which share the operators; then one cell again, into what was kept."""
+    out = tmp_path / "cpu.json"
+    arguments = ["run", "--device", "cpu", "--out", str(out)]
+    support.main([*arguments, "--only", "topk,add", "--columns", "inference_mode;fake, meta", "--processes", "2"])
+    seen = json.loads(out.read_text(encoding="utf-8"))
+    row = {"inference_mode": "yes", "fake, meta": "yes"}
+    assert list(seen["cells"].items()) == [("add", row), ("topk", row)]
+    seen["cells"]["topk"]["inference_mode"] = "FAILS"
+    out.write_text(json.dumps(seen), encoding="utf-8")
+    support.main([*arguments, "--only", "topk", "--columns", "inference_mode"])
+    assert json.loads(out.read_text(encoding="utf-8"))["cells"] == {"add": row, "topk": row}
+    with pytest.raises(ValueError, match="no parts of one run"):
+        support.merge([seen, {**seen, "torch": "1.0"}])
