@@ -11,6 +11,7 @@ import textwrap
 import pytest
 import torch
 
+import tle_ops  # noqa: F401  (registers the operators)
 from tests.specs.scan import ints
 from tests.table import assert_same_bits, outputs, randn
 
