@@ -215,7 +215,7 @@ def _define(name: str, schema: str) -> torch._ops.OpOverload | None:
     try:
         existing = _C._get_schema(f"{NAMESPACE}::{name}", "")
     except RuntimeError:
-        LIB.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        LIB.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
         return getattr(getattr(torch.ops, NAMESPACE), name).default
     if existing != _C.parse_schema(f"{NAMESPACE}::{schema}"):
         raise RuntimeError(

@@ -15,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tle_ops import _meta
 from tle_ops.kernels import _norm_wide_triton as wide
-from tle_ops.kernels._replay import replayed
+from tle_ops.kernels._replay import replayed, scratch
 from tle_ops.kernels._rows_triton import (
     LONGEST,
     has_dependent_launch,
@@ -246,12 +246,11 @@ def _norm_bwd(
     else:
         tiles = triton.cdiv(r.M, tile[0])
         programs = triton.cdiv(tiles, triton.cdiv(tiles, num_multiprocessors(x.device)))  # that all have as much to do
-    # [len(sums), programs, N], each of the first at a multiple of 16 bytes
-    parts = torch.empty((len(sums), (programs * r.N + 3) // 4 * 4), dtype=torch.float32, device=x.device)
-    scratch = [dx, dx]  # pointers that are not used
-    for k, (i, _) in enumerate(sums):
-        scratch[i] = parts[k]
-    tensors = (dy, dnew, x, _vector(weight, x), dx, *scratch)
+    parts = scratch(x.device, *[(programs * r.N, torch.float32)] * len(sums)) if sums else []  # each [programs, N]
+    places = [dx, dx]  # pointers that are not used
+    for (i, _), part in zip(sums, parts, strict=True):
+        places[i] = part
+    tensors = (dy, dnew, x, _vector(weight, x), dx, *places)
     pdl = has_dependent_launch(x.device)
     if tile is None:
         wide.norm_bwd(programs, tensors, scalars, flags)
@@ -275,6 +274,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float 
     return y
 
 
+@replayed
 def rms_norm_bwd(
     dy: Tensor,
     x: Tensor,
@@ -297,6 +297,7 @@ def add_rms_norm(
     return y, new_residual
 
 
+@replayed
 def add_rms_norm_bwd(
     dy: Tensor,
     dnew_residual: Tensor | None,
@@ -319,6 +320,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return y
 
 
+@replayed
 def layer_norm_bwd(
     dy: Tensor,
     x: Tensor,
