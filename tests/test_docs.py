@@ -4,6 +4,7 @@ import html.parser
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -126,7 +127,8 @@ def test_every_operator_is_offered():
 
 
 def apply(root: pathlib.Path, language: str, name: str, text: str) -> None:
-    """A block of the recipe: a new file, or lines added below the line that stands before them."""
+    """A block of the recipe: a new file, or lines added to and taken from one, each below the line that stands before
+    it."""
     file = root / name
     if language == "python":
         assert not file.exists(), f"{name} exists already"
@@ -140,33 +142,37 @@ def apply(root: pathlib.Path, language: str, name: str, text: str) -> None:
             at += 1
             lines.insert(at, line[1:])
         else:
-            assert line[1:] in lines, f"{name} has no line {line[1:]!r}"
-            at = lines.index(line[1:])
+            start = 0 if at is None else at + 1
+            assert line[1:] in lines[start:], f"{name} has no line {line[1:]!r}"
+            at = lines.index(line[1:], start)
+            if line.startswith("-"):
+                del lines[at]
+                at -= 1
     file.write_text("\n".join(lines), encoding="utf-8")
 
 
 def test_recipe_adds_an_operator(tmp_path):
     root = tmp_path / "copy"
-    aside = (".*", "site", "build", "dist", "results", "__pycache__", "*.egg-info")
+    aside = (".*", "site", "build", "dist", "*.png", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns(*aside))
     commands = []
     for language, title, text in blocks(RECIPE):
         if language == "sh":
-            commands += text.strip().splitlines()
+            commands += text.strip().splitlines() if title == "run" else []
         else:
             apply(root, language, title, text)
-    assert len(commands) == 1
+    assert len(commands) == 6
+    # and what the new operator could break in the documentation itself
+    pages = "page_is or offered or links_lead"
+    commands.append(f'.venv/bin/python -m pytest tests/test_support.py tests/test_docs.py -k "{pages}"')
     env = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     for command in commands:
-        _, *arguments = command.split()
+        python, *arguments = shlex.split(command)
+        assert python == ".venv/bin/python"
+        if "pytest" in arguments:
+            arguments += ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
         done = subprocess.run(
-            [sys.executable, *arguments, "-q", "-p", "no:cacheprovider", "-p", "no:xdist"],
-            cwd=root,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
+            [sys.executable, *arguments], cwd=root, env=env, capture_output=True, text=True, timeout=900, check=False
         )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-        assert " passed" in done.stdout
+        assert done.returncode == 0, command + done.stdout[-4000:] + done.stderr[-2000:]
+        assert "pytest" not in arguments or " passed" in done.stdout
