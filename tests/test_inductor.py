@@ -9,8 +9,8 @@ from tle_ops import _meta
 
 
 def test_operators_ask_for_an_order_of_strides_only():
-    """By default Inductor keeps a custom operator's inputs to the very strides of the traced program, and so copies what
-    it has padded itself, such as a product of matrices before a gated activation."""
+    """By default Inductor keeps a custom operator's inputs to the very strides of the traced program: it copies what it
+    has padded itself, such as a product of matrices before a gated activation."""
     for op in _meta.CONTRACTS:
         assert torch.Tag.needs_fixed_stride_order in getattr(torch.ops.tle, op).default.tags, op
 
