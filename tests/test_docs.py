@@ -153,8 +153,11 @@ def apply(root: pathlib.Path, language: str, name: str, text: str) -> None:
 
 def test_recipe_adds_an_operator(tmp_path):
     root = tmp_path / "copy"
-    aside = (".*", "site", "build", "dist", "*.png", "__pycache__", "*.egg-info")
-    shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns(*aside))
+    for folder in ("tle_ops", "tests", "bench", "docs", "examples"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
+    for pattern in ("*.md", "*.toml", "*.txt", "*.py", "*.yml", "LICENSE", "Makefile"):
+        for file in ROOT.glob(pattern):
+            shutil.copy(file, root)
     commands = []
     for language, title, text in blocks(RECIPE):
         if language == "sh":
