@@ -29,7 +29,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.autograd.function import _SingleLevelFunction
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
-from tle_ops import _dispatch, _meta
+from tle_ops import _dispatch, _inductor, _meta
 from tle_ops.autograd import FORMULAS, VMAP, Formula
 from tle_ops.kernels import INLINED
 
@@ -274,6 +274,21 @@ def _inline(name: str, op: torch._ops.OpOverload, contract: _meta.Contract) -> N
     torch.library.register_torch_dispatch(op, FunctionalTensorMode, traced, lib=LIB)
 
 
+_WHOLE: list[torch._ops.OpOverload] = []  # operators that Inductor calls
+
+
+def _whole(name: str, op: torch._ops.OpOverload, parameters: dict[str, inspect.Parameter]) -> None:
+    """While AOTAutograd makes a graph for Inductor, which is imported by then, it is told how to call the operators."""
+    op.sites = _inductor.Sites(op, name, [p.default for p in parameters.values()])
+    _WHOLE.append(op)
+
+    def traced(mode: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        _inductor.teach(_WHOLE)
+        return mode.__torch_dispatch__(func, types, args, kwargs or {})
+
+    torch.library.register_torch_dispatch(op, FunctionalTensorMode, traced, lib=LIB)
+
+
 def register(name: str, contract: _meta.Contract, formula: Formula | None) -> None:
     op = _define(name, contract.schema)
     if op is None:
@@ -289,6 +304,8 @@ def register(name: str, contract: _meta.Contract, formula: Formula | None) -> No
     _spell_out_dtypes(op, parameters)
     if name in INLINED:
         _inline(name, op, contract)
+    else:
+        _whole(name, op, parameters)
     _register_autograd(name, op, formula, bodies, parameters)
     if name in VMAP:
         torch.library.register_vmap(op, _per_sample(contract, VMAP[name]), lib=LIB)

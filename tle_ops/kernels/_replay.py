@@ -68,13 +68,24 @@ def scratch(device: torch.device, *sizes: tuple[int, torch.dtype]) -> list[Tenso
     return views
 
 
+def run(known: _Replay, tensors: list[Tensor], pointers: list[int]) -> Any:
+    """The launches again, with these inputs. Both lists grow by what is allocated here."""
+    outputs = [_empty(*description) for description in known.outputs]
+    tensors += outputs
+    if known.scratch:
+        tensors += [_empty((n,), (1,), torch.uint8) for n in known.scratch]
+    pointers += [t.data_ptr() for t in tensors[len(pointers) :]]
+    known.fire(tensors, pointers)
+    return outputs[0] if known.single else tuple(outputs)
+
+
 def replayed(launcher: Callable) -> Callable:
     """Decorator of an op's launcher. `.replay(args)` gives the outputs, or None for a call that is not remembered."""
     replays: dict[tuple, _Replay] = {}
 
-    def replay(args: tuple) -> Any:
-        device = current_device()
-        key = [device]
+    def look_up(args: tuple) -> tuple[_Replay | None, list[Tensor], list[int]]:
+        """What is remembered of such a call, its tensors and their addresses."""
+        key = [current_device()]
         tensors = []
         pointers = []
         for a in args:
@@ -85,16 +96,11 @@ def replayed(launcher: Callable) -> Callable:
                 key += (a.shape, a.stride(), a.dtype, a.get_device(), pointer & 15)
             else:
                 key.append(a)
-        known = replays.get(tuple(key))
-        if known is None:
-            return None
-        outputs = [_empty(*description) for description in known.outputs]
-        tensors += outputs
-        if known.scratch:
-            tensors += [_empty((n,), (1,), torch.uint8) for n in known.scratch]
-        pointers += [t.data_ptr() for t in tensors[len(pointers) :]]
-        known.fire(tensors, pointers)
-        return outputs[0] if known.single else tuple(outputs)
+        return replays.get(tuple(key)), tensors, pointers
+
+    def replay(args: tuple) -> Any:
+        known, tensors, pointers = look_up(args)
+        return None if known is None else run(known, tensors, pointers)
 
     @functools.wraps(launcher)
     def call(*args: Any) -> Any:
@@ -103,7 +109,7 @@ def replayed(launcher: Callable) -> Callable:
         result = replay(args)
         return _work_out(launcher, args, replays) if result is None else result
 
-    call.replay, call.replays = replay, replays
+    call.replay, call.replays, call.look_up = replay, replays, look_up
     return call
 
 
