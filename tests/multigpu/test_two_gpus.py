@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 def run(checks) -> None:
     world = min(torch.cuda.device_count(), 8) // 2 * 2
-    failed = processes.run(world, checks, backend="nccl")
+    failed = processes.run(world, checks, on="gpus")
     assert not failed, processes.report(failed)
 
 

@@ -81,8 +81,8 @@ def _read(x: Tensor, me: Member, ws: Workspace, shard: int) -> Tensor:
             bytes_of(source), bytes_of(y), ws.buffer, ws.context,
             ws.context if x_context is None else x_context, ws.state, ws.missing,
         ),
-        (ws.half // 16, n // 16, n % 16, shard),
-        (_mesh(me.size), me.size, _polls(), x_context is not None, _BLOCK),
+        (_polls(), ws.half // 16, n // 16, n % 16, shard),
+        (_mesh(me.size), me.size, x_context is not None, _BLOCK),
         num_warps=8,
     )  # fmt: skip
     return y
@@ -103,7 +103,7 @@ def _read_by_copy(y: Tensor, x: Tensor, me: Member, ws: Workspace, shard: int, s
 
 
 def _barrier(me: Member, ws: Workspace, polls: int = 0) -> None:
-    barrier_kernel(1, (ws.context, ws.state, ws.missing), (), (_mesh(me.size), me.size, polls or _polls()), num_warps=1)
+    barrier_kernel(1, (ws.context, ws.state, ws.missing), (polls or _polls(),), (_mesh(me.size), me.size), num_warps=1)
 
 
 def _where(x: Tensor) -> object:
@@ -136,8 +136,8 @@ def remote_bwd(dy: Tensor, shard: int, group: str = "") -> Tensor:
     remote_bwd_kernel(
         _grid(math.ceil(n / block)),
         (dy.contiguous(), dx, ws.buffer, ws.context, ws.state, ws.missing),
-        (ws.half // 16, n, shard, nbytes),
-        (_mesh(me.size), me.size, _polls(), n % 8 == 0, block),
+        (_polls(), ws.half // 16, n, shard, nbytes),
+        (_mesh(me.size), me.size, n % 8 == 0, block),
     )
     return dx
 
@@ -154,8 +154,8 @@ def remote_put(x: Tensor, value: Tensor, shard: int, group: str = "") -> tuple[T
     put_kernel(
         _grid(math.ceil(n / _BLOCK)),
         (bytes_of(x), bytes_of(value), bytes_of(y), ws.buffer, ws.context, ws.state, ws.missing),
-        (ws.half // 16, n // 16, n % 16, shard, writer),
-        (_mesh(me.size), me.size, _polls(), _BLOCK),
+        (_polls(), ws.half // 16, n // 16, n % 16, shard, writer),
+        (_mesh(me.size), me.size, _BLOCK),
         num_warps=8,
     )
     return y, source.fill_(writer)
@@ -204,6 +204,9 @@ def all_gather_fp8(
             _gather(whole, part, me, ws, scatter=False)
         return q, scales
     groups = x.numel() // group_size
+    if not groups:
+        _barrier(me, ws)  # a call all the same: the halves of the workspace change hands
+        return q, scales
     if x.numel() >= _COPIES and me.size > 1:
         _gather_by_copies(x.contiguous(), q, scales, me, ws, (group_size, dtype, scale_ue8m0))
         return q, scales
@@ -211,8 +214,8 @@ def all_gather_fp8(
     all_gather_fp8_kernel(
         _grid(tiles, 2 * _PROGRAMS),
         (x.contiguous(), q, scales, ws.buffer, ws.arrivals, ws.context, ws.state, ws.missing),
-        (ws.half // 16, groups),
-        (me.size, _polls(), FP8_MAX[dtype], scale_ue8m0, _CODE[dtype], group_size, rows, TILES),
+        (_polls(), ws.half // 16, groups),
+        (me.size, FP8_MAX[dtype], scale_ue8m0, _CODE[dtype], group_size, rows, TILES),
         num_warps=_WARPS,
     )
     return q, scales
@@ -254,8 +257,8 @@ def _gather(whole: Tensor, part: Tensor, me: Member, ws: Workspace, scatter: boo
     gather_kernel(
         _grid(math.ceil(n / _BLOCK)),
         (bytes_of(part), bytes_of(whole), ws.buffer, ws.context, ws.state, ws.missing),
-        (ws.half // 16, n // 16, n % 16, n),
-        (_mesh(me.size), me.size, _polls(), scatter, n % 16 == 0, _BLOCK),
+        (_polls(), ws.half // 16, n // 16, n % 16, n),
+        (_mesh(me.size), me.size, scatter, n % 16 == 0, _BLOCK),
         num_warps=8,
     )
 
@@ -282,12 +285,15 @@ def reduce_scatter_fp8(
             _gather(there, here, me, ws, scatter=True)
         return sum_of_codes(*received, group_size, me.size, x.dtype)
     groups = x.numel() // group_size // me.size
+    if not groups:
+        _barrier(me, ws)
+        return y
     rows, tiles = _geometry(groups, group_size)
     reduce_scatter_fp8_kernel(
         _grid(tiles),
         (x.contiguous(), y, ws.buffer, ws.arrivals, ws.context, ws.state, ws.missing),
-        (ws.half // 16, groups),
-        (me.size, _polls(), FP8_MAX[dtype], scale_ue8m0, _CODE[dtype], group_size, rows, TILES),
+        (_polls(), ws.half // 16, groups),
+        (me.size, FP8_MAX[dtype], scale_ue8m0, _CODE[dtype], group_size, rows, TILES),
         num_warps=_WARPS,
     )
     return y
