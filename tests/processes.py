@@ -79,7 +79,9 @@ def _main(rank: int, world: int, folder: str, checks: list, pipe: Any, on: str) 
         _device = torch.device("cuda", rank if on == "gpus" else 0)
         torch.cuda.set_device(_device)
         os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1" if on == "one gpu" else "0"
-    dist.init_process_group("nccl" if on == "gpus" else "gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+    dist.init_process_group(
+        "nccl" if on == "gpus" else "gloo", store=store, rank=rank, world_size=world, timeout=timeout
+    )
     failed: dict[str, str] = {}
     for check in checks:
         try:

@@ -23,12 +23,28 @@ def bytes_of(t: Tensor) -> Tensor:
     return t.contiguous().view(-1).view(torch.uint8) if t.dim() else t.reshape(1).view(torch.uint8)
 
 
+def _reachable(me: Member, t: Tensor) -> Tensor:
+    """The bytes of t where the library below can get at them: gloo sends no GPU's memory."""
+    return bytes_of(t).cpu() if me.by_gloo else bytes_of(t)
+
+
+def _arrived(into: Tensor, received: Tensor) -> None:
+    if received.device != into.device:
+        bytes_of(into).copy_(received)
+
+
 def send_and_receive(me: Member, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
     """Tensors and the ranks to or from which they go; the received ones must be contiguous."""
-    ops = [dist.P2POp(dist.isend, bytes_of(t), me.ranks[peer], me.group) for t, peer in sends]
-    ops += [dist.P2POp(dist.irecv, bytes_of(t), me.ranks[peer], me.group) for t, peer in receives]
+    buffers = [_reachable(me, t) for t, _ in receives]
+    ops = [dist.P2POp(dist.isend, _reachable(me, t), me.ranks[peer], me.group) for t, peer in sends]
+    ops += [
+        dist.P2POp(dist.irecv, buffer, me.ranks[peer], me.group)
+        for buffer, (_, peer) in zip(buffers, receives, strict=True)
+    ]
     for work in dist.batch_isend_irecv(ops) if ops else ():
         work.wait()
+    for (t, _), buffer in zip(receives, buffers, strict=True):
+        _arrived(t, buffer)
 
 
 def _shards(me: Member, op: str, x: Tensor, shard: int) -> list[int]:
@@ -116,7 +132,9 @@ def all_gather_fp8(
     def gather() -> None:
         for whole, part in zip(fresh, local, strict=True):
             if whole.numel():
-                _all_gather(bytes_of(whole), bytes_of(part), me.group)
+                everything = _reachable(me, whole)
+                _all_gather(everything, _reachable(me, part), me.group)
+                _arrived(whole, everything)
 
     me.exchange(op, gather)
     return fresh
@@ -138,7 +156,9 @@ def reduce_scatter_fp8(
     def scatter() -> None:
         for there, here in zip(received, sent, strict=True):
             if here.numel():
-                dist.all_to_all_single(bytes_of(there), bytes_of(here), group=me.group)
+                buffer = _reachable(me, there)
+                dist.all_to_all_single(buffer, _reachable(me, here), group=me.group)
+                _arrived(there, buffer)
 
     me.exchange(op, scatter)
     return sum_of_codes(*received, group_size, me.size, x.dtype)

@@ -91,7 +91,7 @@ def _copy(to_ptr, from_ptr, n16, rest, i, BLOCK: tl.constexpr):
 @kernel("polls", "half16", "n16", "rest", "shard")
 def remote_kernel(
     x_ptr, y_ptr, ws_ptr, context, x_context, state_ptr, missing_ptr,
-    polls: tl.int32, half16: tl.int64, n16: tl.int64, rest: tl.int32, shard: tl.int32,
+    polls: tl.int64, half16: tl.int64, n16: tl.int64, rest: tl.int32, shard: tl.int32,
     MESH: tl.constexpr, W: tl.constexpr, DIRECT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """y = x of `shard`. DIRECT: x lies in symmetric memory; else it is laid into the workspace first."""
@@ -114,7 +114,7 @@ def remote_kernel(
 @kernel("polls", "half16", "n16", "rest", "shard", "source")
 def put_kernel(
     x_ptr, value_ptr, y_ptr, ws_ptr, context, state_ptr, missing_ptr,
-    polls: tl.int32, half16: tl.int64, n16: tl.int64, rest: tl.int32, shard: tl.int32, source: tl.int32,
+    polls: tl.int64, half16: tl.int64, n16: tl.int64, rest: tl.int32, shard: tl.int32, source: tl.int32,
     MESH: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """value goes into the workspace of `shard`; y = what `source` put into this one, or x if source is -1."""
@@ -137,7 +137,7 @@ def put_kernel(
 @kernel("polls", "half16", "n", "shard", "notes")
 def remote_bwd_kernel(
     dy_ptr, dx_ptr, ws_ptr, context, state_ptr, missing_ptr,
-    polls: tl.int32, half16: tl.int64, n: tl.int64, shard: tl.int32, notes: tl.int64,
+    polls: tl.int64, half16: tl.int64, n: tl.int64, shard: tl.int32, notes: tl.int64,
     MESH: tl.constexpr, W: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dx = the sum of the dy of those who read this process's x, in the order of their ranks."""
@@ -166,7 +166,7 @@ def remote_bwd_kernel(
 
 
 @kernel("polls")
-def barrier_kernel(context, state_ptr, missing_ptr, polls: tl.int32, MESH: tl.constexpr, W: tl.constexpr):
+def barrier_kernel(context, state_ptr, missing_ptr, polls: tl.int64, MESH: tl.constexpr, W: tl.constexpr):
     _meet(context, missing_ptr, 0, polls, MESH, W)
     _end(state_ptr)
 
@@ -174,7 +174,7 @@ def barrier_kernel(context, state_ptr, missing_ptr, polls: tl.int32, MESH: tl.co
 @kernel("polls", "half16", "n16", "rest", "part")
 def gather_kernel(
     x_ptr, y_ptr, ws_ptr, context, state_ptr, missing_ptr,
-    polls: tl.int32, half16: tl.int64, n16: tl.int64, rest: tl.int32, part: tl.int64,
+    polls: tl.int64, half16: tl.int64, n16: tl.int64, rest: tl.int32, part: tl.int64,
     MESH: tl.constexpr, W: tl.constexpr, SCATTER: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -242,7 +242,7 @@ def cast_kernel(
 @kernel("polls", "half16", "groups")
 def all_gather_fp8_kernel(
     x_ptr, q_ptr, scales_ptr, ws_ptr, arrivals_ptr, context, state_ptr, missing_ptr,
-    polls: tl.int32, half16: tl.int64, groups: tl.int64,
+    polls: tl.int64, half16: tl.int64, groups: tl.int64,
     W: tl.constexpr, FP8: tl.constexpr, UE8M0: tl.constexpr, CODE: tl.constexpr,
     G: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
@@ -291,7 +291,7 @@ def all_gather_fp8_kernel(
 @kernel("polls", "half16", "groups")
 def reduce_scatter_fp8_kernel(
     x_ptr, y_ptr, ws_ptr, arrivals_ptr, context, state_ptr, missing_ptr,
-    polls: tl.int32, half16: tl.int64, groups: tl.int64,
+    polls: tl.int64, half16: tl.int64, groups: tl.int64,
     W: tl.constexpr, FP8: tl.constexpr, UE8M0: tl.constexpr, CODE: tl.constexpr,
     G: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip

@@ -35,8 +35,9 @@ class PeerError(RuntimeError):
 def set_timeout(seconds: float) -> None:
     """How long a process waits for its peers before it raises PeerError."""
     global _timeout
-    if not seconds > 0:
-        raise ValueError(f"set_timeout: seconds must be positive, got {seconds}")
+    _meta.require_seconds("set_timeout", "seconds", seconds)
+    if not seconds:
+        raise ValueError("set_timeout: seconds must be positive, got 0")
     _timeout = float(seconds)
 
 
@@ -79,20 +80,29 @@ class Member:
         keys = [f"{kind}/{number}/{rank}" for rank in range(self.size)]
         self.store.set(keys[self.rank], value)
         try:
-            self.store.wait(keys, datetime.timedelta(seconds=timeout))
-        except RuntimeError as e:  # DistStoreError, a subclass, when the time is over
-            missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
-            if not missing:
-                raise PeerError(f"{what}: the store of torch.distributed failed: {e}") from e
-            self.store.set(keys[self.rank], f"{_GAVE_UP}{self._called(missing)} did not arrive")
-            raise PeerError(f"{what}: {self._called(missing)} did not arrive within {timeout:g} s") from None
-        values = [v.decode() for v in self.store.multi_get(keys)]
+            missing = self._wait(keys, timeout)
+            if missing:
+                self.store.set(keys[self.rank], f"{_GAVE_UP}{self._called(missing)} did not arrive")
+                raise PeerError(f"{what}: {self._called(missing)} did not arrive within {timeout:g} s")
+            values = [v.decode() for v in self.store.multi_get(keys)]
+        except PeerError:
+            raise
+        except RuntimeError as e:
+            raise PeerError(f"{what}: the store of torch.distributed failed: {e}") from e
         for rank, v in enumerate(values):
             if v.startswith(_GAVE_UP):
                 raise PeerError(f"{what}: {self._called([rank])} {v}")
         if number > 1:  # everyone is here, so everyone has read the round before
             self.store.delete_key(f"{kind}/{number - 1}/{self.rank}")
         return values
+
+    def _wait(self, keys: list[str], timeout: float) -> list[int]:
+        """Until all keys are there; the ranks of those that are not, when the time is over."""
+        try:
+            self.store.wait(keys, datetime.timedelta(seconds=timeout))
+        except RuntimeError:  # DistStoreError, a subclass, when the time is over
+            return [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+        return []
 
     def barrier(self, name: str = "", timeout: float = 0.0) -> None:
         self.meet("barrier", "here", f"distributed_barrier {name or self.counts.get('barrier', 0) + 1}", timeout)

@@ -6,9 +6,10 @@ A workspace is one symmetric buffer per process:
     half 0 | half 1 | arrivals, int64 [processes, TILES] | signals of tle.distributed_barrier, for CHANNELS channels
 
 Calls of a group are numbered, by a counter in each GPU's own memory so that a CUDA graph counts on when it is replayed
-(in 64 bits: at 10 us a call, 32 would last six hours), and take the halves in turn. No call returns before it has heard from every process that the same call has begun there.
-So when call n + 2 writes where call n did, every process has begun n + 1, hence has finished n: nobody reads there any
-more, and a call needs one meeting of the processes, not two.
+(in 64 bits: at 10 us a call, 32 would last six hours), and take the halves in turn. No call, of whatever size, returns
+before it has heard from every process that the same call has begun there. So when call n + 2 writes where call n did,
+every process has begun n + 1, hence has finished n: nobody reads there any more, and a call needs one meeting of the
+processes, not two.
 
 NVLink multicast is not used, and not set up.
 """

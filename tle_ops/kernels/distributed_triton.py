@@ -45,9 +45,9 @@ def _mesh(size: int) -> tle.device_mesh:
     return tle.device_mesh({"device": size})
 
 
-def _polls() -> int:
-    """A look at a signal takes about a microsecond."""
-    return min(int(get_timeout() * 1e6), 2**31 - 1)
+def _polls(timeout: float = 0.0) -> int:
+    """How often to look at a signal before giving up: a look takes about a microsecond."""
+    return max(int((timeout or get_timeout()) * 1e6), 1)
 
 
 def _grid(blocks: int, programs: int = _PROGRAMS) -> int:
@@ -102,8 +102,8 @@ def _read_by_copy(y: Tensor, x: Tensor, me: Member, ws: Workspace, shard: int, s
     _barrier(me, ws)
 
 
-def _barrier(me: Member, ws: Workspace, polls: int = 0) -> None:
-    barrier_kernel(1, (ws.context, ws.state, ws.missing), (polls or _polls(),), (_mesh(me.size), me.size), num_warps=1)
+def _barrier(me: Member, ws: Workspace, timeout: float = 0.0) -> None:
+    barrier_kernel(1, (ws.context, ws.state, ws.missing), (_polls(timeout),), (_mesh(me.size), me.size), num_warps=1)
 
 
 def _where(x: Tensor) -> object:
@@ -167,7 +167,7 @@ def distributed_barrier(token: Tensor, group: str = "", timeout: float = 0.0, na
     ws = workspace("distributed_barrier", me, token.device, 16)
     if ws is None:
         return _collective.distributed_barrier(token, group, timeout, name)
-    _barrier(me, ws, min(int(timeout * 1e6), 2**31 - 1))
+    _barrier(me, ws, timeout)
     return y.copy_(token)
 
 

@@ -216,7 +216,7 @@ def _meet_processes(context, ranks: tl.constexpr, PROCESSES: tl.constexpr, chann
     tl.debug_barrier()  # what this block's other threads stored comes before the signal
     tl.atomic_add(theirs, 1, mask=others, sem="release", scope="sys")
     missing = tl.sum(others.to(tl.int32), 0)
-    looks = 0
+    looks = tl.full((), 0, tl.int64)
     while missing > 0:
         arrived = tl.atomic_add(mine, 0, mask=others, sem="acquire", scope="sys")
         missing = tl.sum((others & (arrived <= 0)).to(tl.int32), 0)
