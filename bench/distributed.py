@@ -6,7 +6,7 @@ Times are of CUDA events around calls back to back, over tensors that take turns
 several rounds the median, of the processes the slowest. Every result is compared with the plain composition before
 it is timed. NVLink multicast stays off, for NCCL as well.
 
-`--rehearse` goes through all of it on one GPU for all processes, or on the CPU, over gloo. Those times mean nothing.
+`--rehearse` goes through all of it on the CPU, over gloo. Those times mean nothing.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 16, 64, 256], help="MiB of bf16 a rank")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--rehearse", action="store_true", help="run it where there are not enough GPUs")
+    parser.add_argument("--rehearse", action="store_true", help="run it on the CPU")
     parser.add_argument("--out", type=pathlib.Path, default=None, help="default: bench/results/<card>")
     options = parser.parse_args()
     os.environ["NCCL_NVLS_ENABLE"] = "0"
@@ -270,8 +270,7 @@ def main() -> None:
     if options.rehearse:
         if options.out is None:
             parser.error("--rehearse needs --out: its times are no results")
-        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-        device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        device = torch.device("cpu")
         dist.init_process_group("gloo", timeout=timeout)
     else:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
