@@ -49,37 +49,44 @@ def timed_us(calls: list[Callable[[], Any]], rounds: int, per_round: int, device
         call()
     start = time.perf_counter()
     go()
-    host_us = (time.perf_counter() - start) * 1e6
+    host_us = _slowest((time.perf_counter() - start) * 1e6, device)
+    together = torch.zeros(1, device=device)
     samples = []
     for _ in range(rounds):
         if cuda:
             torch.cuda.synchronize()
-        dist.barrier()
-        if cuda:
+            dist.barrier()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(int(min(2 * host_us, 20_000) * 2000))  # cycles, at 2 GHz: the host runs ahead
+            dist.all_reduce(together)  # the GPUs start together
             begin.record()
             go()
             end.record()
             torch.cuda.synchronize()
             samples.append(begin.elapsed_time(end) * 1e3 / per_round)
         else:
+            dist.barrier()
             start = time.perf_counter()
             go()
             samples.append((time.perf_counter() - start) * 1e6 / per_round)
-    slowest = torch.tensor(statistics.median(samples), device=device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return slowest.item()
+    return _slowest(statistics.median(samples), device)
 
 
-def replayed_us(call: Callable[[], Any], rounds: int, device: torch.device, times: int = 20) -> float:
+def _slowest(us: float, device: torch.device) -> float:
+    t = torch.tensor(us, device=device)
+    dist.all_reduce(t, dist.ReduceOp.MAX)
+    return t.item()
+
+
+def replayed_us(calls: list[Callable[[], Any]], rounds: int, device: torch.device, times: int = 20) -> float:
     """In a CUDA graph: what the GPU needs, without the host."""
-    call()
+    for call in calls:
+        call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(times):
-            call()
+        for i in range(times):
+            calls[i % len(calls)]()
     return timed_us([graph.replay], rounds, 3, device) / times
 
 
@@ -107,6 +114,11 @@ class Bench:
     def _timed(self, calls: list[Callable[[], Any]], megabytes: int) -> float:
         return timed_us(calls, self.rounds, 8 if megabytes >= 256 else 20, self.device)
 
+    def _replayed(self, name: str, calls: list[Callable[[], Any]], megabytes: int) -> dict[str, float]:
+        """Where the host is what one waits for."""
+        small = megabytes <= 16 and self.device.type == "cuda"
+        return {name: replayed_us(calls, self.rounds, self.device)} if small else {}
+
     def all_gather(self, megabytes: int) -> None:
         M, N = megabytes * MiB // 2 // 4096, 4096
         xs = self.tensors(M, N)
@@ -122,10 +134,13 @@ class Bench:
             _gather(q_all, q.view(torch.uint8))
             _gather(s_all, scales)
 
+        ours, plain = [lambda x=x: tle_ops.all_gather_fp8(x) for x in xs], [lambda x=x: _gather(whole, x) for x in xs]
         times = {
-            "all_gather_fp8": self._timed([lambda x=x: tle_ops.all_gather_fp8(x) for x in xs], megabytes),
-            "bf16 all_gather_into_tensor": self._timed([lambda x=x: _gather(whole, x) for x in xs], megabytes),
+            "all_gather_fp8": self._timed(ours, megabytes),
+            "bf16 all_gather_into_tensor": self._timed(plain, megabytes),
             f"cast + {self.by}": self._timed([lambda x=x: by_collectives(x) for x in xs], megabytes),
+            **self._replayed("all_gather_fp8 in a graph", ours, megabytes),
+            **self._replayed("bf16 in a graph", plain, megabytes),
         }
         effective = times["bf16 all_gather_into_tensor"] / times["all_gather_fp8"]
         self.row("all_gather_fp8", f"{megabytes} MiB of bf16 a rank", times, f"{effective:.2f} times bf16")
@@ -142,9 +157,15 @@ class Bench:
         want = functools.reduce(torch.add, want.unbind(0)).to(BF16)
         assert torch.equal(tle_ops.reduce_scatter_fp8(xs[0]), want), "reduce_scatter_fp8 is wrong"
         del everyone, theirs, q, scales, want
+        ours, plain = (
+            [lambda x=x: tle_ops.reduce_scatter_fp8(x) for x in xs],
+            [lambda x=x: _scatter(part, x) for x in xs],
+        )
         times = {
-            "reduce_scatter_fp8": self._timed([lambda x=x: tle_ops.reduce_scatter_fp8(x) for x in xs], megabytes),
-            "bf16 reduce_scatter_tensor": self._timed([lambda x=x: _scatter(part, x) for x in xs], megabytes),
+            "reduce_scatter_fp8": self._timed(ours, megabytes),
+            "bf16 reduce_scatter_tensor": self._timed(plain, megabytes),
+            **self._replayed("reduce_scatter_fp8 in a graph", ours, megabytes),
+            **self._replayed("bf16 in a graph", plain, megabytes),
         }
         effective = times["bf16 reduce_scatter_tensor"] / times["reduce_scatter_fp8"]
         self.row("reduce_scatter_fp8", f"{megabytes} MiB of bf16 a rank", times, f"{effective:.2f} times bf16")
@@ -177,7 +198,11 @@ class Bench:
             return {}
         buffer, handle = self._symmetric(n)
         peer, out = handle.get_buffer((self.rank + 1) % self.world, (n,), torch.float32), torch.empty_like(buffer)
-        return {"copy_ from the peer": lambda: out.copy_(peer)}
+
+        def copy(keep: Tensor = buffer) -> None:  # the peer's memory is within reach as long as this one's lives
+            out.copy_(peer)
+
+        return {"copy_ from the peer": copy}
 
     def _send_and_receive(self, x: Tensor) -> tuple[Callable[[], None], Tensor]:
         """A call that gets the x of the next process, and where it puts that."""
@@ -202,7 +227,7 @@ class Bench:
 
         times = {}
         if self.device.type == "cuda":
-            times["distributed_barrier"] = replayed_us(ours, self.rounds, self.device)
+            times["distributed_barrier"] = replayed_us([ours], self.rounds, self.device)
         times["distributed_barrier, eager"] = eager(ours)
         if self.device.type == "cuda":
             _, handle = self._symmetric(16)
@@ -224,7 +249,10 @@ def markdown(result: dict[str, Any]) -> str:
         lines += [f"| {op} | {' | '.join(names)} | |", f"| --- |{' ---: |' * len(names)} --- |"]
         for row in rows:
             rates = row.get("gb_per_s", {})
-            figures = [f"{row['us'][n]:.1f}" + (f" ({rates[n]:.0f} GB/s)" if n in rates else "") for n in names]
+            figures = [
+                f"{row['us'][n]:.1f}" + (f" ({rates[n]:.0f} GB/s)" if n in rates else "") if n in row["us"] else ""
+                for n in names
+            ]
             lines.append(f"| {row['case']} | {' | '.join(figures)} | {row['note']} |")
         lines.append("")
     return "\n".join(lines)

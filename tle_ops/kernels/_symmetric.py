@@ -86,8 +86,12 @@ class Workspace:
         """Symmetric memory besides the halves, for copies that the host orders with two barriers: this process's bytes
         and those of all. Like the workspace it grows by all processes together."""
         if self.stage.numel() < nbytes:
+            if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    "tle_ops: call it once, with tensors of this size, before the capture of a CUDA graph"
+                )
             if self.captured:
-                _retired.append(self.stages)
+                _retired.append(self.stage)  # with it the peers' memory stays within reach
             self.stage, _, self.stages = allocate(me, 1 << (nbytes - 1).bit_length(), self.device)
         return self.stage, self.stages
 

@@ -32,7 +32,7 @@ from tle_ops.kernels._symmetric import TILES, Workspace, allocation_of, workspac
 _BLOCK = 16384  # bytes that a program copies at a time
 _PROGRAMS = 264  # two for each multiprocessor of an H200: all are resident, as programs that wait for peers should be
 _COPIES = 1 << 22  # bytes from which the copy engines are faster: 374 GB/s over NVLink where a kernel reads 320
-_CHUNKS = 4  # in which a large gather is quantized while the chunk before travels
+_CHUNKS = (0.125, 0.5, 1.0)  # where those end in which a large gather is quantized while the one before travels
 _LONGEST = 1024  # elements of a group that is quantized and sent by one kernel
 _TILE = 8192  # elements of a tile of groups
 _WARPS = 4  # for one tile
@@ -223,17 +223,17 @@ def all_gather_fp8(
 
 def _gather_by_copies(x: Tensor, q: Tensor, scales: Tensor, me: Member, ws: Workspace, options: tuple) -> None:
     """A chunk is quantized, into the result and for the peers, while the copy engines fetch theirs of the chunk before
-    on a stream beside."""
+    on a stream beside. The first one is small, since nothing travels before it is there; the scales, a thirty-second of
+    the bytes, come with the last one."""
     group_size, dtype, scale_ue8m0 = options
     groups = x.numel() // group_size
     nbytes = _halves(x.numel())  # of codes; the scales come behind them
     stage, everyone = ws.stage_of(me, nbytes + 4 * groups)
     q, scales = q.view(torch.uint8).view(me.size, -1), scales.view(me.size, -1)
     rows = max(_TILE // group_size, 1)
-    per_chunk = math.ceil(groups / _CHUNKS / rows) * rows
+    ends = sorted({min(math.ceil(groups * part / rows) * rows, groups) for part in _CHUNKS})
     peers = [(me.rank + d) % me.size for d in range(1, me.size)]
-    for first in range(0, groups, per_chunk):
-        last = min(first + per_chunk, groups)
+    for first, last in zip([0, *ends], ends, strict=False):
         cast_kernel(
             math.ceil((last - first) / rows),
             (x, q[me.rank].view(dtype), scales[me.rank], stage.view(dtype), stage[nbytes:].view(torch.float32)),
@@ -243,11 +243,10 @@ def _gather_by_copies(x: Tensor, q: Tensor, scales: Tensor, me: Member, ws: Work
         _barrier(me, ws)
         with ws.beside():
             for r in peers:
-                for whole, start, a, b in (
-                    (q[r], 0, first * group_size, last * group_size),
-                    (scales[r].view(torch.uint8), nbytes, 4 * first, 4 * last),
-                ):
-                    whole[a:b].copy_(everyone[r][start + a : start + b])
+                a, b = first * group_size, last * group_size
+                q[r][a:b].copy_(everyone[r][a:b])
+                if last == groups:
+                    scales[r].view(torch.uint8).copy_(everyone[r][nbytes : nbytes + 4 * groups])
     ws.join()
     _barrier(me, ws)
 
