@@ -14,8 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from tle_ops.distributed import _dtensor
-from tle_ops.kernels._collective import facts
-from tle_ops.kernels._group import members
+from tle_ops.kernels._group import facts, members
 from tle_ops.language.mesh import PROCESS
 from tle_ops.language.mesh import device_mesh as language_mesh
 from tle_ops.language.sharding import ShardingSpec

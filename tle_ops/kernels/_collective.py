@@ -8,14 +8,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tle_ops import _meta
-from tle_ops.kernels._group import Member, member
+from tle_ops.kernels._group import Member, facts, member
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name until torch 2.12
-
-
-def facts(x: Tensor, **options: object) -> dict[str, object]:
-    """What all processes must have alike."""
-    return {"shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch."), "device": x.device.type, **options}
 
 
 def bytes_of(t: Tensor) -> Tensor:
@@ -101,7 +96,7 @@ def remote_put(x: Tensor, value: Tensor, shard: int, group: str = "") -> tuple[T
 
 def ring_exchange(x: Tensor, shift: int = 1, group: str = "") -> Tensor:
     me = member("ring_exchange", group)
-    me.check("ring_exchange", facts(x, shift=shift))
+    me.check("ring_exchange", x, shift=shift)
     shift %= me.size
     if shift == 0:
         return x.clone(memory_format=torch.contiguous_format)
@@ -125,7 +120,7 @@ def all_gather_fp8(
 ) -> tuple[Tensor, Tensor]:
     op = "all_gather_fp8"
     me = member(op, group)
-    me.check(op, facts(x, group_size=group_size, code=dtype, scale_ue8m0=scale_ue8m0))
+    me.check(op, x, group_size=group_size, code=dtype, scale_ue8m0=scale_ue8m0)
     local = torch.ops.tle.per_token_cast_fp8(x, group_size, dtype, scale_ue8m0)
     fresh = _meta.all_gather_fp8(x, group_size, dtype, scale_ue8m0, group)
 
@@ -149,7 +144,7 @@ def reduce_scatter_fp8(
 ) -> Tensor:
     op = "reduce_scatter_fp8"
     me = member(op, group)
-    me.check(op, facts(x, group_size=group_size, code=dtype, scale_ue8m0=scale_ue8m0))
+    me.check(op, x, group_size=group_size, code=dtype, scale_ue8m0=scale_ue8m0)
     sent = torch.ops.tle.per_token_cast_fp8(x, group_size, dtype, scale_ue8m0)
     received = tuple(torch.empty_like(t) for t in sent)
 

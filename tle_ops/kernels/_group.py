@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch import Tensor
 
 from tle_ops import _meta
 
@@ -55,6 +56,11 @@ def set_check(when: str | None) -> None:
     _check = when
 
 
+def facts(x: Tensor, **options: Any) -> dict[str, Any]:
+    """What all processes must have alike."""
+    return {"shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch."), "device": x.device.type, **options}
+
+
 class Member:
     """This process among `ranks` of the world, whether there is a process group of them or not."""
 
@@ -65,7 +71,7 @@ class Member:
         self.by_gloo = group is not None and dist.get_backend(group) == "gloo"
         self.parent: Member | None = None  # the world it was found in
         self.counts: dict[str, int] = {}
-        self.agreed: set[str] = set()
+        self.agreed: set[tuple] = set()
 
     def _next(self, kind: str) -> int:
         self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -134,13 +140,15 @@ class Member:
                 got = ", ".join(f"{v} on {self._called(ranks)}" for v, ranks in different.items())
                 raise ValueError(f"{op}: {key} must be the same on every rank of the group, got {got}")
 
-    def check(self, op: str, facts: dict[str, Any]) -> None:
-        """`agree`, as often as `set_check` says."""
+    def check(self, op: str, x: Tensor, **options: Any) -> None:
+        """`agree` on x and the options, as often as `set_check` says."""
         when = _check or ("always" if self.by_gloo else "first")
-        key = f"{op} {facts}"
-        if when == "never" or (when == "first" and key in self.agreed):
+        if when == "never":
             return
-        self.agree(op, facts)
+        key = (op, x.shape, x.dtype, x.is_cuda, *options.values())
+        if when == "first" and key in self.agreed:
+            return
+        self.agree(op, facts(x, **options))
         self.agreed.add(key)
 
     def exchange(self, op: str, run: Callable[[], Result]) -> Result:

@@ -15,7 +15,7 @@ import tle_ops.language as tle
 from tle_ops import _meta
 from tle_ops._meta import FP8_MAX
 from tle_ops.kernels import _collective, _symmetric
-from tle_ops.kernels._collective import bytes_of, facts, source_of, sum_of_codes
+from tle_ops.kernels._collective import bytes_of, source_of, sum_of_codes
 from tle_ops.kernels._distributed_triton import (
     all_gather_fp8_kernel,
     barrier_kernel,
@@ -26,7 +26,7 @@ from tle_ops.kernels._distributed_triton import (
     remote_bwd_kernel,
     remote_kernel,
 )
-from tle_ops.kernels._group import Member, get_timeout, member
+from tle_ops.kernels._group import Member, facts, get_timeout, member
 from tle_ops.kernels._symmetric import TILES, Workspace, allocation_of, workspace
 
 _BLOCK = 16384  # bytes that a program copies at a time
@@ -62,7 +62,7 @@ def _halves(nbytes: int) -> int:
 def _open(op: str, group: str, x: Tensor, nbytes: int, **options: object) -> tuple[Member, Workspace | None]:
     """The group and its workspace; the processes have compared what they are about to do."""
     me = member(op, group)
-    me.check(op, facts(x, **options))
+    me.check(op, x, **options)
     return me, workspace(op, me, x.device, nbytes + 4 * _PROGRAMS + 16)
 
 
