@@ -5,16 +5,20 @@
 Times are of CUDA events around calls back to back, over tensors that take turns so that none is in the L2 cache; of
 several rounds the median, of the processes the slowest. Every result is compared with the plain composition before
 it is timed. NVLink multicast stays off, for NCCL as well.
+
+`--rehearse` goes through all of it on the CPU, over gloo. Those times mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import pathlib
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,41 +37,64 @@ _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tenso
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def timed_us(calls: list[Callable[[], Any]], rounds: int, per_round: int) -> float:
+def timed_us(calls: list[Callable[[], Any]], rounds: int, per_round: int, device: torch.device) -> float:
     """Of one call, on the slowest process."""
-    for call in calls:
-        call()
-    samples = []
-    for _ in range(rounds):
-        dist.barrier()
-        torch.cuda.synchronize()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(1_000_000)  # the host runs ahead
-        start.record()
+
+    def go() -> None:
         for i in range(per_round):
             calls[i % len(calls)]()
-        end.record()
-        torch.cuda.synchronize()
-        samples.append(start.elapsed_time(end) * 1e3 / per_round)
-    slowest = torch.tensor(statistics.median(samples), device="cuda")
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return slowest.item()
+
+    cuda = device.type == "cuda"
+    for call in calls:
+        call()
+    start = time.perf_counter()
+    go()
+    host_us = _slowest((time.perf_counter() - start) * 1e6, device)
+    together = torch.zeros(1, device=device)
+    samples = []
+    for _ in range(rounds):
+        if cuda:
+            torch.cuda.synchronize()
+            dist.barrier()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(int(min(2 * host_us, 20_000) * 2000))  # cycles, at 2 GHz: the host runs ahead
+            dist.all_reduce(together)  # the GPUs start together
+            begin.record()
+            go()
+            end.record()
+            torch.cuda.synchronize()
+            samples.append(begin.elapsed_time(end) * 1e3 / per_round)
+        else:
+            dist.barrier()
+            start = time.perf_counter()
+            go()
+            samples.append((time.perf_counter() - start) * 1e6 / per_round)
+    return _slowest(statistics.median(samples), device)
 
 
-def replayed_us(call: Callable[[], Any], rounds: int, times: int = 20) -> float:
+def _slowest(us: float, device: torch.device) -> float:
+    t = torch.tensor(us, device=device)
+    dist.all_reduce(t, dist.ReduceOp.MAX)
+    return t.item()
+
+
+def replayed_us(calls: list[Callable[[], Any]], rounds: int, device: torch.device, times: int = 20) -> float:
     """In a CUDA graph: what the GPU needs, without the host."""
-    call()
+    for call in calls:
+        call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(times):
-            call()
-    return timed_us([graph.replay], rounds, 3) / times
+        for i in range(times):
+            calls[i % len(calls)]()
+    return timed_us([graph.replay], rounds, 3, device) / times
 
 
 class Bench:
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, device: torch.device) -> None:
         self.rank, self.world, self.rounds = dist.get_rank(), dist.get_world_size(), rounds
+        self.device = device
+        self.by = dist.get_backend().upper()  # what the peers use
         self.rows: list[dict[str, Any]] = []
 
     def row(self, op: str, case: str, times: dict[str, float], note: str = "", gigabytes: float | None = None) -> None:
@@ -79,74 +106,106 @@ class Bench:
             print(f"{op:20s} {case:24s} {'  '.join(f'{n} {us:.1f}' for n, us in times.items())}  {note}", flush=True)
 
     def tensors(self, *shape: int, dtype: torch.dtype = BF16) -> list[Tensor]:
-        return [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(TURNS)]
+        return [torch.randn(shape, device=self.device, dtype=dtype) for _ in range(TURNS)]
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, device=self.device, dtype=dtype)
+
+    def _timed(self, calls: list[Callable[[], Any]], megabytes: int) -> float:
+        return timed_us(calls, self.rounds, 8 if megabytes >= 256 else 20, self.device)
+
+    def _replayed(self, name: str, calls: list[Callable[[], Any]], megabytes: int) -> dict[str, float]:
+        """Where the host is what one waits for."""
+        small = megabytes <= 16 and self.device.type == "cuda"
+        return {name: replayed_us(calls, self.rounds, self.device)} if small else {}
 
     def all_gather(self, megabytes: int) -> None:
         M, N = megabytes * MiB // 2 // 4096, 4096
         xs = self.tensors(M, N)
-        whole = torch.empty(M * self.world, N, dtype=BF16, device="cuda")
+        whole = self.empty(M * self.world, N, dtype=BF16)
         _gather(whole, xs[0])
         for got, want in zip(tle_ops.all_gather_fp8(xs[0]), tle_ops.per_token_cast_fp8(whole), strict=True):
             assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)), "all_gather_fp8 is wrong"
-        q_all = torch.empty(M * self.world, N, dtype=torch.uint8, device="cuda")
-        s_all = torch.empty(M * self.world, N // 128, device="cuda")
+        q_all = self.empty(M * self.world, N, dtype=torch.uint8)
+        s_all = self.empty(M * self.world, N // 128)
 
-        def by_nccl(x: Tensor) -> None:
+        def by_collectives(x: Tensor) -> None:
             q, scales = tle_ops.per_token_cast_fp8(x)
             _gather(q_all, q.view(torch.uint8))
             _gather(s_all, scales)
 
+        ours, plain = [lambda x=x: tle_ops.all_gather_fp8(x) for x in xs], [lambda x=x: _gather(whole, x) for x in xs]
         times = {
-            "all_gather_fp8": self._timed([lambda x=x: tle_ops.all_gather_fp8(x) for x in xs], megabytes),
-            "bf16 all_gather_into_tensor": self._timed([lambda x=x: _gather(whole, x) for x in xs], megabytes),
-            "cast + NCCL": self._timed([lambda x=x: by_nccl(x) for x in xs], megabytes),
+            "all_gather_fp8": self._timed(ours, megabytes),
+            "bf16 all_gather_into_tensor": self._timed(plain, megabytes),
+            f"cast + {self.by}": self._timed([lambda x=x: by_collectives(x) for x in xs], megabytes),
+            **self._replayed("all_gather_fp8 in a graph", ours, megabytes),
+            **self._replayed("bf16 in a graph", plain, megabytes),
         }
         effective = times["bf16 all_gather_into_tensor"] / times["all_gather_fp8"]
         self.row("all_gather_fp8", f"{megabytes} MiB of bf16 a rank", times, f"{effective:.2f} times bf16")
 
-    def _timed(self, calls: list[Callable[[], Any]], megabytes: int) -> float:
-        return timed_us(calls, self.rounds, 8 if megabytes >= 256 else 20)
-
     def reduce_scatter(self, megabytes: int) -> None:
         M, N = megabytes * MiB // 2 // 4096, 4096
         xs = self.tensors(M, N)
-        part = torch.empty(M // self.world, N, dtype=BF16, device="cuda")
-        _scatter(part, xs[0])
-        got = tle_ops.reduce_scatter_fp8(xs[0])
-        error = (got.float() - part.float()).norm() / part.float().norm()
-        assert error < 0.05, f"reduce_scatter_fp8 is off by {error}"
+        part = self.empty(M // self.world, N, dtype=BF16)
+        everyone = self.empty(M * self.world, N, dtype=BF16)
+        _gather(everyone, xs[0])
+        theirs = everyone.view(self.world, self.world, -1, N)[:, self.rank]  # the summands of this process's part
+        q, scales = tle_ops.per_token_cast_fp8(theirs)
+        want = tle_ops.per_token_cast_back(q, scales, dtype=torch.float32)
+        want = functools.reduce(torch.add, want.unbind(0)).to(BF16)
+        assert torch.equal(tle_ops.reduce_scatter_fp8(xs[0]), want), "reduce_scatter_fp8 is wrong"
+        del everyone, theirs, q, scales, want
+        ours, plain = (
+            [lambda x=x: tle_ops.reduce_scatter_fp8(x) for x in xs],
+            [lambda x=x: _scatter(part, x) for x in xs],
+        )
         times = {
-            "reduce_scatter_fp8": self._timed([lambda x=x: tle_ops.reduce_scatter_fp8(x) for x in xs], megabytes),
-            "bf16 reduce_scatter_tensor": self._timed([lambda x=x: _scatter(part, x) for x in xs], megabytes),
+            "reduce_scatter_fp8": self._timed(ours, megabytes),
+            "bf16 reduce_scatter_tensor": self._timed(plain, megabytes),
+            **self._replayed("reduce_scatter_fp8 in a graph", ours, megabytes),
+            **self._replayed("bf16 in a graph", plain, megabytes),
         }
         effective = times["bf16 reduce_scatter_tensor"] / times["reduce_scatter_fp8"]
         self.row("reduce_scatter_fp8", f"{megabytes} MiB of bf16 a rank", times, f"{effective:.2f} times bf16")
 
     def remote(self, megabytes: int) -> None:
         n, peer = megabytes * MiB // 4, (self.rank + 1) % self.world
-        x = td.empty_symmetric((n,), torch.float32).normal_()
+        x = td.empty_symmetric((n,), torch.float32).to(self.device).normal_()
         y = x.clone()
-        got, ring = tle_ops.remote(x, peer), tle_ops.ring_exchange(y)
-        assert torch.equal(got, ring), "remote and ring_exchange differ"
-        times = {
-            "remote, symmetric x": self._timed([lambda: tle_ops.remote(x, peer)], megabytes),
-            "remote, any x": self._timed([lambda: tle_ops.remote(y, peer)], megabytes),
-            "copy_ from the peer": self._timed([self._copy_from_peer(megabytes)], megabytes),
-            "NCCL send and receive": self._timed([self._send_and_receive(y)], megabytes),
+        exchange, received = self._send_and_receive(y)
+        exchange()
+        for got in (tle_ops.remote(x, peer), tle_ops.remote(y, peer), tle_ops.ring_exchange(y)):
+            assert torch.equal(got, received), "remote is wrong"
+        calls = {
+            "remote, symmetric x": lambda: tle_ops.remote(x, peer),
+            "remote, any x": lambda: tle_ops.remote(y, peer),
+            **self._copy_from_peer(n),
+            f"{self.by} send and receive": exchange,
         }
+        times = {name: self._timed([call], megabytes) for name, call in calls.items()}
         self.row("remote", f"{megabytes} MiB", times, gigabytes=n * 4 / 1e9)
 
-    def _copy_from_peer(self, megabytes: int) -> Callable[[], Any]:
+    def _symmetric(self, n: int) -> tuple[Tensor, Any]:
         import torch.distributed._symmetric_memory as symmetric
 
-        n = megabytes * MiB // 4
-        buffer = symmetric.empty(n, dtype=torch.float32, device=torch.device("cuda", torch.cuda.current_device()))
-        handle = symmetric.rendezvous(buffer, dist.group.WORLD)
-        peer = handle.get_buffer((self.rank + 1) % self.world, (n,), torch.float32)
-        out = torch.empty(n, device="cuda")
-        return lambda: out.copy_(peer)
+        buffer = symmetric.empty(n, dtype=torch.float32, device=self.device)
+        return buffer, symmetric.rendezvous(buffer, dist.group.WORLD)
 
-    def _send_and_receive(self, x: Tensor) -> Callable[[], Any]:
+    def _copy_from_peer(self, n: int) -> dict[str, Callable[[], Any]]:
+        if self.device.type != "cuda":
+            return {}
+        buffer, handle = self._symmetric(n)
+        peer, out = handle.get_buffer((self.rank + 1) % self.world, (n,), torch.float32), torch.empty_like(buffer)
+
+        def copy(keep: Tensor = buffer) -> None:  # the peer's memory is within reach as long as this one's lives
+            out.copy_(peer)
+
+        return {"copy_ from the peer": copy}
+
+    def _send_and_receive(self, x: Tensor) -> tuple[Callable[[], None], Tensor]:
+        """A call that gets the x of the next process, and where it puts that."""
         out = torch.empty_like(x)
         after, before = (self.rank + 1) % self.world, (self.rank - 1) % self.world
 
@@ -155,20 +214,25 @@ class Bench:
             for work in dist.batch_isend_irecv(ops):
                 work.wait()
 
-        return call
+        return call, out
 
     def barrier(self) -> None:
-        import torch.distributed._symmetric_memory as symmetric
+        token, one = self.empty(0), torch.zeros(1, device=self.device)
 
-        device = torch.device("cuda", torch.cuda.current_device())
-        handle = symmetric.rendezvous(symmetric.empty(16, dtype=torch.float32, device=device), dist.group.WORLD)
-        token, one = torch.empty(0, device="cuda"), torch.zeros(1, device="cuda")
-        times = {
-            "distributed_barrier": replayed_us(lambda: tle_ops.distributed_barrier(token), self.rounds),
-            "distributed_barrier, eager": timed_us([lambda: tle_ops.distributed_barrier(token)], self.rounds, 100),
-            "symmetric memory": timed_us([lambda: handle.barrier()], self.rounds, 100),
-            "NCCL all_reduce of one": timed_us([lambda: dist.all_reduce(one)], self.rounds, 100),
-        }
+        def eager(call: Callable[[], Any]) -> float:
+            return timed_us([call], self.rounds, 100, self.device)
+
+        def ours() -> Tensor:
+            return tle_ops.distributed_barrier(token)
+
+        times = {}
+        if self.device.type == "cuda":
+            times["distributed_barrier"] = replayed_us([ours], self.rounds, self.device)
+        times["distributed_barrier, eager"] = eager(ours)
+        if self.device.type == "cuda":
+            _, handle = self._symmetric(16)
+            times["symmetric memory"] = eager(handle.barrier)
+        times[f"{self.by} all_reduce of one"] = eager(lambda: dist.all_reduce(one))
         self.row("distributed_barrier", "", times)
 
 
@@ -185,7 +249,10 @@ def markdown(result: dict[str, Any]) -> str:
         lines += [f"| {op} | {' | '.join(names)} | |", f"| --- |{' ---: |' * len(names)} --- |"]
         for row in rows:
             rates = row.get("gb_per_s", {})
-            figures = [f"{row['us'][n]:.1f}" + (f" ({rates[n]:.0f} GB/s)" if n in rates else "") for n in names]
+            figures = [
+                f"{row['us'][n]:.1f}" + (f" ({rates[n]:.0f} GB/s)" if n in rates else "") if n in row["us"] else ""
+                for n in names
+            ]
             lines.append(f"| {row['case']} | {' | '.join(figures)} | {row['note']} |")
         lines.append("")
     return "\n".join(lines)
@@ -222,35 +289,47 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 16, 64, 256], help="MiB of bf16 a rank")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rehearse", action="store_true", help="run it on the CPU")
     parser.add_argument("--out", type=pathlib.Path, default=None, help="default: bench/results/<card>")
     options = parser.parse_args()
     os.environ["NCCL_NVLS_ENABLE"] = "0"
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    device = torch.device("cuda", torch.cuda.current_device())
-    dist.init_process_group("nccl", device_id=device, timeout=datetime.timedelta(seconds=120))
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+    timeout = datetime.timedelta(seconds=120)
+    if options.rehearse:
+        if options.out is None:
+            parser.error("--rehearse needs --out: its times are no results")
+        device = torch.device("cpu")
+        dist.init_process_group("gloo", timeout=timeout)
+    else:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device, timeout=timeout)
     torch.manual_seed(dist.get_rank())
-    bench = Bench(options.rounds)
+    bench = Bench(options.rounds, device)
     bench.barrier()
     for megabytes in options.sizes:
         bench.all_gather(megabytes)
         bench.reduce_scatter(megabytes)
         bench.remote(megabytes)
     if dist.get_rank() == 0:
-        result = {
-            "family": "distributed",
-            "world": dist.get_world_size(),
-            "environment": report.environment(device, {}, options.rounds),
-            "cases": bench.rows,
-        }
-        card = report.slug(result["environment"]["card"])
-        folder = options.out or pathlib.Path(__file__).parent / "results" / card
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "distributed.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        (folder / "distributed.md").write_text(markdown(result), encoding="utf-8")
-        chart(result, folder / "distributed.png")
+        write(bench, options.out)
     dist.barrier()
     td.release()
     dist.destroy_process_group()
+
+
+def write(bench: Bench, out: pathlib.Path | None) -> None:
+    result = {
+        "family": "distributed",
+        "world": bench.world,
+        "environment": report.environment(bench.device, {}, bench.rounds),
+        "cases": bench.rows,
+    }
+    folder = out or pathlib.Path(__file__).parent / "results" / report.slug(result["environment"]["card"])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "distributed.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (folder / "distributed.md").write_text(markdown(result), encoding="utf-8")
+    chart(result, folder / "distributed.png")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,10 @@ What another process has is made here again from its rank, so that every process
 
 from __future__ import annotations
 
+import datetime
+import math
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ import tle_ops
 import tle_ops.distributed as td
 from tests.processes import device
 from tests.table import BF16, E4M3, E5M2, F16, F32, F64, assert_same_bits
+from tle_ops.kernels._group import Member
 
 SHAPES = ((), (1,), (7,), (2, 3), (70, 301), (64, 1024), (0, 3))
 
@@ -99,6 +103,8 @@ FP8_CASES = (
     ((5, 96), BF16, {"group_size": 48}),
     ((4, 320), F32, {"group_size": -1}),
     ((0, 256), BF16, {}),
+    ((4, 256), F64, {}),  # not rounded to float32 first
+    ((2, 0), F32, {}),
 )
 
 
@@ -155,6 +161,45 @@ def check_compiled(rank: int, world: int) -> None:
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     (got,) = torch.autograd.grad(compiled(x, w), x)
     torch.testing.assert_close(got, want)
+
+
+def check_bad_arguments(rank: int, world: int) -> None:
+    x, mesh = tensor_of(rank, 4, 8), td.device_mesh({"node": world // 2, "device": 2})
+    rows = td.sharding(mesh, ["device", None])
+    for call, text in (
+        (lambda: tle_ops.remote(x, -1), rf"shard must be in \[0, {world}\).*got -1"),
+        (lambda: tle_ops.ring_exchange(x, group="nobody"), "group must name a process group"),
+        (lambda: td.set_timeout(math.inf), "seconds must be seconds, from 0 to 1e.08, got inf"),
+        (lambda: td.set_timeout(0), "seconds must be positive, got 0"),
+        (lambda: td.distributed_barrier(timeout=math.nan), "timeout must be seconds, from 0 to 1e.08, got nan"),
+        (lambda: td.distributed_barrier(timeout=-1), "timeout must be seconds, from 0 to 1e.08, got -1"),
+        (lambda: tle_ops.distributed_barrier(x, timeout=math.inf), "timeout must be seconds, from 0 to 1e.08, got inf"),
+        (lambda: td.empty_symmetric((2, -1)), r"shape must not be negative, got \[2, -1\]"),
+        (lambda: td.local_slices(rows, (8,)), r"shape must have 2 dimensions, got \[8\]"),
+        (lambda: td.make_sharded_tensor(x, rows, (8,), check=False), r"shape must have 2 dimensions, got \[8\]"),
+        (lambda: td.distribute(x[0], rows), "whole must have the 2 dimensions of the sharding, got 1"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call()
+    one = mesh[0, 0]
+    if one.get_group() is None:
+        with pytest.raises(ValueError, match="group must contain the calling process"):
+            tle_ops.ring_exchange(x, group=one)
+    else:
+        assert_same_bits(tle_ops.ring_exchange(x, group=one), x)
+
+
+def check_a_peer_that_comes_at_the_last_moment(rank: int, world: int) -> None:
+    """After the store has given up waiting, and before it was asked who is missing."""
+    me = Member("last moment", tuple(range(world)), dist.group.WORLD)
+    me.store, store = mock.Mock(wraps=me.store), me.store
+
+    def wait(keys: list[str], timeout: datetime.timedelta) -> None:
+        store.wait(keys, timeout)
+        raise dist.DistStoreError("wait timeout")
+
+    me.store.wait = wait
+    assert me.meet("here", str(rank), "test") == [str(r) for r in range(world)]
 
 
 def check_mismatches_are_named_before_data_moves(rank: int, world: int) -> None:

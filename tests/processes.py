@@ -18,15 +18,21 @@ _CONTEXT = multiprocessing.get_context("forkserver")  # imports PyTorch once for
 _CONTEXT.set_forkserver_preload(["torch", "torch.distributed.tensor", "tle_ops.distributed"])
 
 
+_device = torch.device("cpu")
+
+
 def device() -> torch.device:
     """Of this process in its world."""
-    return torch.device("cuda", dist.get_rank()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    return _device
 
 
 def run(
-    world: int, checks: list[Callable[[int, int], None]], limit: float = 300, backend: str = "gloo"
+    world: int, checks: list[Callable[[int, int], None]], limit: float = 300, on: str = "cpu"
 ) -> dict[int, dict[str, str]]:
     """Run `checks`, functions of (rank, world size), one after another in `world` processes.
+
+    on: "cpu": gloo. "gpus": NCCL, a GPU for each process. "one gpu": all processes on the first GPU, which takes turns
+    between them; NCCL refuses that, so gloo; symmetric memory reaches every process as it does between GPUs.
 
     Returns what failed, rank -> name of the check -> traceback. After a failure on one process the others wait in
     vain: they report that, and the world ends. A process that dies or hangs is reported under "exit".
@@ -35,7 +41,7 @@ def run(
         pipes, processes = [], []
         for rank in range(world):
             ours, theirs = _CONTEXT.Pipe(duplex=False)
-            process = _CONTEXT.Process(target=_main, args=(rank, world, folder, checks, theirs, backend), daemon=True)
+            process = _CONTEXT.Process(target=_main, args=(rank, world, folder, checks, theirs, on), daemon=True)
             process.start()
             theirs.close()
             pipes.append(ours)
@@ -61,16 +67,21 @@ def run(
     return failed
 
 
-def _main(rank: int, world: int, folder: str, checks: list, pipe: Any, backend: str) -> None:
+def _main(rank: int, world: int, folder: str, checks: list, pipe: Any, on: str) -> None:
+    global _device
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     if dist.is_initialized():  # the world of one that the specs make when they are imported
         dist.destroy_process_group()
     store = dist.FileStore(os.path.join(folder, "store"), world)
     timeout = datetime.timedelta(seconds=CHECK_TIMEOUT)
-    if backend == "nccl":
-        torch.cuda.set_device(rank)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    if on != "cpu":
+        _device = torch.device("cuda", rank if on == "gpus" else 0)
+        torch.cuda.set_device(_device)
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1" if on == "one gpu" else "0"
+    dist.init_process_group(
+        "nccl" if on == "gpus" else "gloo", store=store, rank=rank, world_size=world, timeout=timeout
+    )
     failed: dict[str, str] = {}
     for check in checks:
         try:
@@ -79,7 +90,7 @@ def _main(rank: int, world: int, folder: str, checks: list, pipe: Any, backend: 
         except Exception:
             failed[check.__name__] = traceback.format_exc()
         # Checks are collective: one that failed somewhere may have left the others in the middle of an exchange.
-        bad = torch.tensor(len(failed), device=device())
+        bad = torch.tensor(len(failed), device=device() if on == "gpus" else "cpu")
         try:
             dist.all_reduce(bad)
         except Exception:

@@ -215,7 +215,7 @@ ValueError: remote_put: shard must be in [0, 1), the ranks of the group, got 1
 ValueError: remote_put: group must name a process group of this process, got 'nobody'
 ValueError: ring_exchange: group must name a process group of this process, got 'nobody'
 ValueError: distributed_barrier: group must name a process group of this process, got 'nobody'
-ValueError: distributed_barrier: timeout must be seconds, or 0 for the default, got -1.0
+ValueError: distributed_barrier: timeout must be seconds, from 0 to 1e+08, got -1.0
 ValueError: all_gather_fp8: group_size must be a positive int or -1, got 0
 TypeError: all_gather_fp8: x must be float32, bfloat16, float16 or float64, got int32
 TypeError: all_gather_fp8: dtype must be float8_e4m3fn or float8_e5m2, got float16

@@ -12,7 +12,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.gpu
-def test_the_ring_of_the_document():
+@pytest.mark.parametrize("on", ["gpus"])
+def test_the_ring_of_the_document(on):
     world = min(torch.cuda.device_count(), 8)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     done = subprocess.run(

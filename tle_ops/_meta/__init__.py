@@ -16,6 +16,7 @@ from tle_ops._meta.distributed import (
     remote,
     remote_bwd,
     remote_put,
+    require_seconds,
     ring_exchange,
 )
 from tle_ops._meta.elementwise import add, broadcast_shape, scale_cast
@@ -97,6 +98,7 @@ __all__ = [
     "remote",
     "remote_bwd",
     "remote_put",
+    "require_seconds",
     "ring_exchange",
     "rms_norm",
     "rms_norm_bwd",

@@ -23,6 +23,7 @@ from tle_ops._meta._contract import (
 )
 from tle_ops._meta.quant import token_codes
 
+LONGEST_TIMEOUT = 1e8  # seconds, three years: what stores and kernels count in holds it
 _QUANTIZER = 'int group_size=128, ScalarType dtype=float8_e4m3fn, bool scale_ue8m0=False, str group=""'
 
 
@@ -36,6 +37,11 @@ def process_group(op: str, group: str) -> dist.ProcessGroup:
         return dist.distributed_c10d._resolve_process_group(group)
     except (RuntimeError, ValueError):
         raise ValueError(f"{op}: group must name a process group of this process, got {group!r}") from None
+
+
+def require_seconds(op: str, argument: str, seconds: float) -> None:
+    if not 0 <= seconds <= LONGEST_TIMEOUT:  # false for NaN
+        raise ValueError(f"{op}: {argument} must be seconds, from 0 to {LONGEST_TIMEOUT:g}, got {seconds}")
 
 
 def _require_shard(op: str, argument: str, shard: int, group: str) -> None:
@@ -80,8 +86,7 @@ def ring_exchange(x: Tensor, shift: int = 1, group: str = "") -> Tensor:
 @contract('distributed_barrier(Tensor token, str group="", float timeout=0.0, str name="") -> Tensor')
 def distributed_barrier(token: Tensor, group: str = "", timeout: float = 0.0, name: str = "") -> Tensor:
     process_group("distributed_barrier", group)
-    if not timeout >= 0:
-        raise ValueError(f"distributed_barrier: timeout must be seconds, or 0 for the default, got {timeout}")
+    require_seconds("distributed_barrier", "timeout", timeout)
     return _like(token)
 
 

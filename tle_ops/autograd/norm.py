@@ -38,7 +38,13 @@ def _tangent(tx: Tensor, x: Tensor, eps: float, centered: bool) -> Tensor:
 
 
 def _double(
-    ddx: Tensor, ddweight: Tensor | None, ddbias: Tensor | None, dy: Tensor, x: Tensor, scale: Tensor | None, ctx: Any
+    ddx: Tensor | None,
+    ddweight: Tensor | None,
+    ddbias: Tensor | None,
+    dy: Tensor,
+    x: Tensor,
+    scale: Tensor | None,
+    ctx: Any,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The gradients of <ddx, dx> + <ddweight, dweight> + <ddbias, dbias> by dy, x and the weight, where
 
@@ -47,6 +53,8 @@ def _double(
 
     First by p and by the two parts of x's statistics, normed and rstd; then from these to x.
     """
+    if ddx is None:  # not made by autograd, which knows plain zeros alone, no DTensor of them
+        ddx = torch.zeros_like(x)
     normed, rstd = _normed(x, ctx.eps, ctx.centered)
     p = dy if scale is None else dy * scale
     a, b = _mean(ddx * normed), _mean(p * normed)
@@ -66,7 +74,7 @@ def _double(
     by_x = rstd * (by_normed - normed * (_mean(by_normed * normed) + rstd * by_rstd))
     if ctx.centered:
         by_x = by_x - _mean(by_x)
-    by_weight = None if scale is None else (dy * by_p).flatten(0, -2).sum(0) if dy.dim() > 1 else dy * by_p
+    by_weight = None if scale is None else (dy * by_p).sum(tuple(range(dy.dim() - 1))) if dy.dim() > 1 else dy * by_p
     return by_dy, by_x, by_weight
 
 
@@ -127,6 +135,7 @@ def _rms_norm_bwd_setup(ctx, inputs, output):
     dy, x, weight, ctx.eps, ctx.offset, ctx.dweight_dtype = inputs
     ctx.centered = False
     ctx.save_for_backward(dy, x, weight)
+    ctx.set_materialize_grads(False)
 
 
 def _rms_norm_bwd_backward(ctx, ddx, ddweight):
@@ -167,11 +176,12 @@ def _add_rms_norm_bwd_setup(ctx, inputs, output):
     ctx.centered = False
     ctx.dnew_residual_dtype = None if dnew_residual is None else dnew_residual.dtype
     ctx.save_for_backward(dy, new_residual, weight)
+    ctx.set_materialize_grads(False)
 
 
 def _add_rms_norm_bwd_backward(ctx, ddx, ddweight):
     by_dy, by_x, by_weight, *_ = _rms_norm_bwd_backward(ctx, ddx, ddweight)
-    by_dnew_residual = None if ctx.dnew_residual_dtype is None else ddx.to(ctx.dnew_residual_dtype)
+    by_dnew_residual = None if ctx.dnew_residual_dtype is None or ddx is None else ddx.to(ctx.dnew_residual_dtype)
     return by_dy, by_dnew_residual, by_x, by_weight, None, None, None
 
 
@@ -214,6 +224,7 @@ def _layer_norm_bwd_setup(ctx, inputs, output):
     dy, x, weight, ctx.eps, ctx.dweight_dtype, ctx.dbias_dtype = inputs
     ctx.centered = True
     ctx.save_for_backward(dy, x, weight)
+    ctx.set_materialize_grads(False)
 
 
 def _layer_norm_bwd_backward(ctx, ddx, ddweight, ddbias):

@@ -63,12 +63,15 @@ def _tangent(tgate: Tensor | None, tup: Tensor | None, gate: Tensor, up: Tensor,
 
 
 def _double(
-    ddgate: Tensor, ddup: Tensor, dy: Tensor, gate: Tensor, up: Tensor, option: Any
+    ddgate: Tensor | None, ddup: Tensor | None, dy: Tensor, gate: Tensor, up: Tensor, option: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of <ddgate, dgate> + <ddup, dup> by dy, gate and up, where
 
     dgate = dy * act'(gate) * up   and   dup = dy * act(gate)
     """
+    # Zeros are not made by autograd, which knows plain ones alone, no DTensors.
+    ddgate = torch.zeros_like(gate) if ddgate is None else ddgate
+    ddup = torch.zeros_like(up) if ddup is None else ddup
     value, first, second, clamped, passes = _activate(gate, up, option)
     ddup = ddup * passes
     return (
@@ -107,6 +110,7 @@ def _apart(op: str) -> Formula:
 def _apart_bwd_setup(ctx, inputs, output):
     *tensors, ctx.option = inputs
     ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)
 
 
 def _apart_bwd_backward(ctx, ddgate, ddup):

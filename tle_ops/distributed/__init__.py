@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from tle_ops import _meta
 from tle_ops.distributed import _dtensor
 from tle_ops.distributed.mesh import (
     _require_member,
@@ -75,6 +76,7 @@ def distributed_barrier(mesh: Any = None, timeout: float = 0.0, name: str = "") 
     On CUDA, work that was queued before is done when this returns, on every process of the mesh.
     Raises PeerError: a process does not come in time; the message names it and the barrier.
     """
+    _meta.require_seconds("distributed_barrier", "timeout", timeout)
     if isinstance(mesh, language_mesh):
         here = members("distributed_barrier", _require_member("distributed_barrier", mesh))
     else:
@@ -91,6 +93,8 @@ def empty_symmetric(shape: Sequence[int], dtype: torch.dtype = torch.float32, gr
     """Uninitialized memory on the current CUDA device that the GPUs of a group can read: `remote` and `ring_exchange`
     of it need no copy. All processes of the group must call this, with the same arguments; on the CPU, and where the
     GPUs do not reach each other, it is ordinary memory."""
+    if any(n < 0 for n in shape):
+        raise ValueError(f"empty_symmetric: shape must not be negative, got {list(shape)}")
     if not torch.cuda.is_available():
         return torch.empty(tuple(shape), dtype=dtype)
     from tle_ops.kernels import _symmetric

@@ -139,7 +139,8 @@ def topk(across: Across, x: Tensor, k: int, dim: int, largest: bool, sorted: boo
 def topk_selector(across: Across, scores: Tensor, k: int, starts: Tensor | None, ends: Tensor | None) -> Tensor:
     n = scores.shape[-1]
     first = across.index * n
-    local = [None if bound is None else bound - first for bound in (starts, ends)]
+    # Not below 0 before first is taken away: the least int32 would come round to the greatest.
+    local = [None if bound is None else bound.clamp_min(0) - first for bound in (starts, ends)]
     columns = across.run(scores, min(k, n), *local)  # [.., min(k, n)], -1 behind
     found = columns >= 0
     values = scores.gather(-1, columns.clamp_min(0).long())

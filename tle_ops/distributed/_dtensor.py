@@ -163,6 +163,11 @@ def _cached_plan(op: str, mesh: DeviceMesh, described: tuple) -> tuple[Plan, tup
     return plan, tuple((o.shape, o.stride()) for o in call.outputs), call.single
 
 
+def forget_plans() -> None:
+    """They hold meshes."""
+    _cached_plan.cache_clear()
+
+
 class _Spec(NamedTuple):
     """A DTensor in the key of the plan cache."""
 

@@ -14,15 +14,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from tle_ops.distributed import _dtensor
-from tle_ops.kernels._collective import facts
-from tle_ops.kernels._group import members
+from tle_ops.kernels._group import facts, members
 from tle_ops.language.mesh import PROCESS
 from tle_ops.language.mesh import device_mesh as language_mesh
 from tle_ops.language.sharding import ShardingSpec
 
 _lock = threading.Lock()
+_world: dist.ProcessGroup | None = None  # whose meshes and groups these are
 _meshes: dict[tuple, DeviceMesh] = {}
-_groups: dict[tuple, dist.ProcessGroup] = {}
+_groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
 
 class device_mesh(language_mesh):
@@ -68,10 +68,19 @@ def _ranks(op: str, mesh: language_mesh) -> tuple[int, ...]:
         raise ValueError(f"{op}: torch.distributed must be initialized, call init_process_group first")
     if not isinstance(mesh, language_mesh):
         raise TypeError(f"{op}: mesh must be a device_mesh, got {type(mesh).__name__}")
+    _of_this_world()
     size, world = mesh.launch_size(PROCESS), dist.get_world_size()
     if size != world:
         raise ValueError(f"{op}: the whole mesh must have the {world} processes of the world, got {size}")
     return tuple(sorted(mesh.ranks))
+
+
+def _of_this_world() -> None:
+    """Drop the meshes and groups of a world that has been destroyed."""
+    global _world
+    if _world is not dist.group.WORLD:
+        forget_meshes()
+        _world = dist.group.WORLD
 
 
 def _require_member(op: str, mesh: language_mesh) -> tuple[int, ...]:
@@ -85,11 +94,10 @@ def _group(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
     if ranks == tuple(range(dist.get_world_size())):
         return dist.group.WORLD
     with _lock:
-        world = id(dist.group.WORLD)
-        if (world, ranks) not in _groups:
+        if ranks not in _groups:
             # Not with use_local_synchronization: its names depend on how many groups a process has.
-            _groups[world, ranks] = dist.new_group(list(ranks))
-        found = _groups[world, ranks]
+            _groups[ranks] = dist.new_group(list(ranks))
+        found = _groups[ranks]
     return found if isinstance(found, dist.ProcessGroup) else None
 
 
@@ -109,7 +117,7 @@ def torch_mesh(mesh: language_mesh, device_type: str | None = None) -> DeviceMes
     """
     ranks = _require_member("torch_mesh", mesh)
     device_type = device_type or _device_type()
-    key = (id(dist.group.WORLD), mesh, device_type)
+    key = (mesh, device_type)
     if key in _meshes:
         return _meshes[key]
     shape = mesh.process_shape or (1,)
@@ -117,10 +125,9 @@ def torch_mesh(mesh: language_mesh, device_type: str | None = None) -> DeviceMes
     grid = torch.tensor(_in_order(mesh), dtype=torch.int).view(shape)
     if len(ranks) == dist.get_world_size():
         found = DeviceMesh(device_type, grid, mesh_dim_names=names)
-        world = id(dist.group.WORLD)
         for d in range(found.ndim):
             group = found.get_group(d)
-            _groups.setdefault((world, tuple(sorted(dist.get_process_group_ranks(group)))), group)
+            _groups.setdefault(tuple(sorted(dist.get_process_group_ranks(group))), group)
     else:
         groups = [_group_of_line(mesh, grid, d) for d in range(grid.dim())]
         found = DeviceMesh.from_group(
@@ -133,7 +140,7 @@ def _group_of_line(mesh: language_mesh, grid: Tensor, d: int) -> dist.ProcessGro
     """The group of this process along axis d of a sub-mesh: known, since it is a whole axis of the mesh."""
     at = (grid == dist.get_rank()).nonzero()[0].tolist()
     line = tuple(sorted(grid[(*at[:d], slice(None), *at[d + 1 :])].tolist()))
-    found = _groups.get((id(dist.group.WORLD), line))
+    found = _groups.get(line)
     if found is None:
         raise ValueError(
             f"torch_mesh: the axes of a sub-mesh must be whole axes of the mesh, got ranks {line} of {mesh!r}; "
@@ -175,6 +182,13 @@ def _require_processes(what: str, names: Sequence[str], axes: list[str]) -> None
             )
 
 
+def _require_rank(op: str, argument: str, t: Tensor, sharding: ShardingSpec) -> None:
+    if sharding.split is not None and len(sharding.split) != t.dim():
+        raise ValueError(
+            f"{op}: {argument} must have the {len(sharding.split)} dimensions of the sharding, got {t.dim()}"
+        )
+
+
 def make_sharded_tensor(
     local: Tensor, sharding: ShardingSpec, shape: Sequence[int] | None = None, check: bool = True
 ) -> DTensor:
@@ -187,8 +201,7 @@ def make_sharded_tensor(
     """
     op = "make_sharded_tensor"
     mesh, where = torch_mesh(sharding.mesh), placements(sharding)
-    if sharding.split is not None and len(sharding.split) != local.dim():
-        raise ValueError(f"{op}: local must have {len(sharding.split)} dimensions as the sharding, got {local.dim()}")
+    _require_rank(op, "local", local, sharding)
     equal = shape is None
     if equal:
         shape = list(local.shape)
@@ -217,6 +230,8 @@ def local_slices(sharding: ShardingSpec, shape: Sequence[int], rank: int | None 
     """Per dimension the first index and the one after the last that rank (default: this process) has of a tensor of
     `shape`: divided by one axis after another, in pieces of ceil(size / processes) as torch.chunk does."""
     where, mesh = placements(sharding), sharding.mesh
+    if sharding.split is not None and len(sharding.split) != len(shape):
+        raise ValueError(f"sharding: shape must have {len(sharding.split)} dimensions, got {list(shape)}")
     ranks = _in_order(mesh)
     rank = dist.get_rank() if rank is None else rank
     if rank not in ranks:
@@ -242,9 +257,11 @@ def _in_order(mesh: language_mesh) -> tuple[int, ...]:
 
 
 def distribute(whole: Tensor, sharding: ShardingSpec) -> DTensor:
-    """A DTensor of a tensor that every process has whole. ValueError for a sharding with partial axes."""
+    """A DTensor of a tensor that every process has whole. ValueError for a sharding with partial axes, or of another
+    number of dimensions."""
     if sharding.partial:
         raise ValueError(f"distribute: the sharding must have no partial axes, got {sharding.partial}")
+    _require_rank("distribute", "whole", whole, sharding)
     return distribute_tensor(whole, torch_mesh(sharding.mesh), placements(sharding), src_data_rank=None)
 
 
@@ -259,13 +276,15 @@ def reshard(x: DTensor, sharding: ShardingSpec) -> DTensor:
     for now, then in zip(x.placements, where, strict=True):
         if then.is_partial() and not now.is_partial():
             raise ValueError(f"reshard: an axis can become partial of itself alone, got {now} to {then}")
-    if sharding.split is not None and len(sharding.split) != x.dim():
-        raise ValueError(f"reshard: the sharding must have the {x.dim()} dimensions of x, got {len(sharding.split)}")
+    _require_rank("reshard", "x", x, sharding)
     return _dtensor.redistribute(x, where)
 
 
 def forget_meshes() -> None:
     """Drop the DeviceMeshes and groups that meshes made; the groups live on while somebody uses them."""
+    global _world
     with _lock:
+        _world = None
         _meshes.clear()
         _groups.clear()
+        _dtensor.forget_plans()

@@ -8,14 +8,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tle_ops import _meta
-from tle_ops.kernels._group import Member, member
+from tle_ops.kernels._group import Member, facts, member
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name until torch 2.12
-
-
-def facts(x: Tensor, **options: object) -> dict[str, object]:
-    """What all processes must have alike."""
-    return {"shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch."), "device": x.device.type, **options}
 
 
 def bytes_of(t: Tensor) -> Tensor:
@@ -23,12 +18,28 @@ def bytes_of(t: Tensor) -> Tensor:
     return t.contiguous().view(-1).view(torch.uint8) if t.dim() else t.reshape(1).view(torch.uint8)
 
 
+def _reachable(me: Member, t: Tensor) -> Tensor:
+    """The bytes of t where the library below can get at them: gloo sends no GPU's memory."""
+    return bytes_of(t).cpu() if me.by_gloo else bytes_of(t)
+
+
+def _arrived(into: Tensor, received: Tensor) -> None:
+    if received.device != into.device:
+        bytes_of(into).copy_(received)
+
+
 def send_and_receive(me: Member, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> None:
     """Tensors and the ranks to or from which they go; the received ones must be contiguous."""
-    ops = [dist.P2POp(dist.isend, bytes_of(t), me.ranks[peer], me.group) for t, peer in sends]
-    ops += [dist.P2POp(dist.irecv, bytes_of(t), me.ranks[peer], me.group) for t, peer in receives]
+    buffers = [_reachable(me, t) for t, _ in receives]
+    ops = [dist.P2POp(dist.isend, _reachable(me, t), me.ranks[peer], me.group) for t, peer in sends]
+    ops += [
+        dist.P2POp(dist.irecv, buffer, me.ranks[peer], me.group)
+        for buffer, (_, peer) in zip(buffers, receives, strict=True)
+    ]
     for work in dist.batch_isend_irecv(ops) if ops else ():
         work.wait()
+    for (t, _), buffer in zip(receives, buffers, strict=True):
+        _arrived(t, buffer)
 
 
 def _shards(me: Member, op: str, x: Tensor, shard: int) -> list[int]:
@@ -85,7 +96,7 @@ def remote_put(x: Tensor, value: Tensor, shard: int, group: str = "") -> tuple[T
 
 def ring_exchange(x: Tensor, shift: int = 1, group: str = "") -> Tensor:
     me = member("ring_exchange", group)
-    me.check("ring_exchange", facts(x, shift=shift))
+    me.check("ring_exchange", x, shift=shift)
     shift %= me.size
     if shift == 0:
         return x.clone(memory_format=torch.contiguous_format)
@@ -109,14 +120,16 @@ def all_gather_fp8(
 ) -> tuple[Tensor, Tensor]:
     op = "all_gather_fp8"
     me = member(op, group)
-    me.check(op, facts(x, group_size=group_size, code=dtype, scale_ue8m0=scale_ue8m0))
+    me.check(op, x, group_size=group_size, code=dtype, scale_ue8m0=scale_ue8m0)
     local = torch.ops.tle.per_token_cast_fp8(x, group_size, dtype, scale_ue8m0)
     fresh = _meta.all_gather_fp8(x, group_size, dtype, scale_ue8m0, group)
 
     def gather() -> None:
         for whole, part in zip(fresh, local, strict=True):
             if whole.numel():
-                _all_gather(bytes_of(whole), bytes_of(part), me.group)
+                everything = _reachable(me, whole)
+                _all_gather(everything, _reachable(me, part), me.group)
+                _arrived(whole, everything)
 
     me.exchange(op, gather)
     return fresh
@@ -131,14 +144,16 @@ def reduce_scatter_fp8(
 ) -> Tensor:
     op = "reduce_scatter_fp8"
     me = member(op, group)
-    me.check(op, facts(x, group_size=group_size, code=dtype, scale_ue8m0=scale_ue8m0))
+    me.check(op, x, group_size=group_size, code=dtype, scale_ue8m0=scale_ue8m0)
     sent = torch.ops.tle.per_token_cast_fp8(x, group_size, dtype, scale_ue8m0)
     received = tuple(torch.empty_like(t) for t in sent)
 
     def scatter() -> None:
         for there, here in zip(received, sent, strict=True):
             if here.numel():
-                dist.all_to_all_single(bytes_of(there), bytes_of(here), group=me.group)
+                buffer = _reachable(me, there)
+                dist.all_to_all_single(buffer, _reachable(me, here), group=me.group)
+                _arrived(there, buffer)
 
     me.exchange(op, scatter)
     return sum_of_codes(*received, group_size, me.size, x.dtype)

@@ -34,9 +34,9 @@ def _end(state_ptr):
 
 
 @triton.jit
-def _meet(context, missing_ptr, channel, MESH: tl.constexpr, W: tl.constexpr, POLLS: tl.constexpr):
+def _meet(context, missing_ptr, channel, polls, MESH: tl.constexpr, W: tl.constexpr):
     """Wait for this channel of every peer; who does not come in time is told to the host."""
-    missing = tle.distributed_barrier(MESH, context, index=channel, polls=POLLS)
+    missing = tle.distributed_barrier(MESH, context, index=channel, polls=polls)
     tl.debug_barrier()  # alone in the world, there was none in that
     if missing > 0:
         me = tl.load(context).to(tl.int32)
@@ -88,11 +88,11 @@ def _copy(to_ptr, from_ptr, n16, rest, i, BLOCK: tl.constexpr):
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------------
-@kernel("half16", "n16", "rest", "shard")
+@kernel("polls", "half16", "n16", "rest", "shard")
 def remote_kernel(
     x_ptr, y_ptr, ws_ptr, context, x_context, state_ptr, missing_ptr,
-    half16: tl.int64, n16: tl.int64, rest: tl.int32, shard: tl.int32,
-    MESH: tl.constexpr, W: tl.constexpr, POLLS: tl.constexpr, DIRECT: tl.constexpr, BLOCK: tl.constexpr,
+    polls: tl.int64, half16: tl.int64, n16: tl.int64, rest: tl.int32, shard: tl.int32,
+    MESH: tl.constexpr, W: tl.constexpr, DIRECT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """y = x of `shard`. DIRECT: x lies in symmetric memory; else it is laid into the workspace first."""
     _, start = _begin(state_ptr, half16)
@@ -102,20 +102,20 @@ def remote_kernel(
     if not DIRECT:
         for i in range(pid, blocks, tl.num_programs(0)):
             _copy(ws_ptr, x_ptr, n16, rest, i, BLOCK)
-    _meet(context, missing_ptr, pid, MESH, W, POLLS)
+    _meet(context, missing_ptr, pid, polls, MESH, W)
     there = _bytes_of(x_ptr, shard, x_context) if DIRECT else _bytes_of(ws_ptr, shard, context)
     for i in range(pid, blocks, tl.num_programs(0)):
         _copy(y_ptr, there, n16, rest, i, BLOCK)
     if DIRECT:  # x may change only when all have read it
-        _meet(context, missing_ptr, pid, MESH, W, POLLS)
+        _meet(context, missing_ptr, pid, polls, MESH, W)
     _end(state_ptr)
 
 
-@kernel("half16", "n16", "rest", "shard", "source")
+@kernel("polls", "half16", "n16", "rest", "shard", "source")
 def put_kernel(
     x_ptr, value_ptr, y_ptr, ws_ptr, context, state_ptr, missing_ptr,
-    half16: tl.int64, n16: tl.int64, rest: tl.int32, shard: tl.int32, source: tl.int32,
-    MESH: tl.constexpr, W: tl.constexpr, POLLS: tl.constexpr, BLOCK: tl.constexpr,
+    polls: tl.int64, half16: tl.int64, n16: tl.int64, rest: tl.int32, shard: tl.int32, source: tl.int32,
+    MESH: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """value goes into the workspace of `shard`; y = what `source` put into this one, or x if source is -1."""
     _, start = _begin(state_ptr, half16)
@@ -125,7 +125,7 @@ def put_kernel(
     there = _bytes_of(ws_ptr, shard, context)
     for i in range(pid, blocks, tl.num_programs(0)):
         _copy(there, value_ptr, n16, rest, i, BLOCK)
-    _meet(context, missing_ptr, pid, MESH, W, POLLS)
+    _meet(context, missing_ptr, pid, polls, MESH, W)
     for i in range(pid, blocks, tl.num_programs(0)):
         if source >= 0:
             _copy(y_ptr, ws_ptr, n16, rest, i, BLOCK)
@@ -134,11 +134,11 @@ def put_kernel(
     _end(state_ptr)
 
 
-@kernel("half16", "n", "shard", "notes")
+@kernel("polls", "half16", "n", "shard", "notes")
 def remote_bwd_kernel(
     dy_ptr, dx_ptr, ws_ptr, context, state_ptr, missing_ptr,
-    half16: tl.int64, n: tl.int64, shard: tl.int32, notes: tl.int64,
-    MESH: tl.constexpr, W: tl.constexpr, POLLS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    polls: tl.int64, half16: tl.int64, n: tl.int64, shard: tl.int32, notes: tl.int64,
+    MESH: tl.constexpr, W: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dx = the sum of the dy of those who read this process's x, in the order of their ranks."""
     _, start = _begin(state_ptr, half16)
@@ -154,7 +154,7 @@ def remote_bwd_kernel(
         o = tl.full((), BLOCK, tl.int64) * i + tl.arange(0, BLOCK)
         tl.store(here_ptr + o, tl.load(dy_ptr + o, mask=o < n), mask=o < n)
     tl.store(note_ptr, shard)
-    _meet(context, missing_ptr, pid, MESH, W, POLLS)
+    _meet(context, missing_ptr, pid, polls, MESH, W)
     for i in range(pid, blocks, tl.num_programs(0)):
         o = tl.full((), BLOCK, tl.int64) * i + tl.arange(0, BLOCK)
         total = tl.zeros((BLOCK,), tl.float32)
@@ -165,19 +165,17 @@ def remote_bwd_kernel(
     _end(state_ptr)
 
 
-@kernel()
-def barrier_kernel(
-    context, state_ptr, missing_ptr, MESH: tl.constexpr, W: tl.constexpr, POLLS: tl.constexpr
-):  # fmt: skip
-    _meet(context, missing_ptr, 0, MESH, W, POLLS)
+@kernel("polls")
+def barrier_kernel(context, state_ptr, missing_ptr, polls: tl.int64, MESH: tl.constexpr, W: tl.constexpr):
+    _meet(context, missing_ptr, 0, polls, MESH, W)
     _end(state_ptr)
 
 
-@kernel("half16", "n16", "rest", "part")
+@kernel("polls", "half16", "n16", "rest", "part")
 def gather_kernel(
     x_ptr, y_ptr, ws_ptr, context, state_ptr, missing_ptr,
-    half16: tl.int64, n16: tl.int64, rest: tl.int32, part: tl.int64,
-    MESH: tl.constexpr, W: tl.constexpr, POLLS: tl.constexpr, SCATTER: tl.constexpr, ALIGNED: tl.constexpr,
+    polls: tl.int64, half16: tl.int64, n16: tl.int64, rest: tl.int32, part: tl.int64,
+    MESH: tl.constexpr, W: tl.constexpr, SCATTER: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """y [W, part bytes] from the x of all; with SCATTER x has W parts too, and a process gets those of its rank."""
@@ -194,7 +192,7 @@ def gather_kernel(
                 _copy(ws_ptr + r * part, x_ptr + r * part, n16, rest, i, BLOCK)
         else:
             _copy(ws_ptr, x_ptr, n16, rest, i, BLOCK)
-    _meet(context, missing_ptr, pid, MESH, W, POLLS)
+    _meet(context, missing_ptr, pid, polls, MESH, W)
     for i in range(pid, blocks, tl.num_programs(0)):
         for d in tl.static_range(W):
             r = (me + d) % W  # not all from one peer at once
@@ -241,11 +239,11 @@ def cast_kernel(
     tl.store(stage_scales_ptr + first + row, scale, mask=inside)
 
 
-@kernel("half16", "groups")
+@kernel("polls", "half16", "groups")
 def all_gather_fp8_kernel(
     x_ptr, q_ptr, scales_ptr, ws_ptr, arrivals_ptr, context, state_ptr, missing_ptr,
-    half16: tl.int64, groups: tl.int64,
-    W: tl.constexpr, POLLS: tl.constexpr, FP8: tl.constexpr, UE8M0: tl.constexpr, CODE: tl.constexpr,
+    polls: tl.int64, half16: tl.int64, groups: tl.int64,
+    W: tl.constexpr, FP8: tl.constexpr, UE8M0: tl.constexpr, CODE: tl.constexpr,
     G: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """groups: of one process. The workspace has codes [groups, G], then scales [groups]; the peers fetch them tile by
@@ -258,7 +256,6 @@ def all_gather_fp8_kernel(
     codes_ptr = (ws_ptr + start).to(q_ptr.dtype, bitcast=True)
     sent_ptr = (ws_ptr + start + groups * G).to(tl.pointer_type(tl.float32), bitcast=True)
     mine = me.to(tl.int64) * groups
-    polls = tl.full((), POLLS, tl.int32)
     for t in range(pid, tiles + programs, programs):
         if t < tiles:
             q, scale, row, o, inside = _quantize(x_ptr, groups, t, FP8, UE8M0, CODE, G, ROWS)
@@ -291,11 +288,11 @@ def all_gather_fp8_kernel(
     _end(state_ptr)
 
 
-@kernel("half16", "groups")
+@kernel("polls", "half16", "groups")
 def reduce_scatter_fp8_kernel(
     x_ptr, y_ptr, ws_ptr, arrivals_ptr, context, state_ptr, missing_ptr,
-    half16: tl.int64, groups: tl.int64,
-    W: tl.constexpr, POLLS: tl.constexpr, FP8: tl.constexpr, UE8M0: tl.constexpr, CODE: tl.constexpr,
+    polls: tl.int64, half16: tl.int64, groups: tl.int64,
+    W: tl.constexpr, FP8: tl.constexpr, UE8M0: tl.constexpr, CODE: tl.constexpr,
     G: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """groups: of one part. Each part's tiles go to the peer of its rank; the workspace has them by the rank they come
@@ -308,7 +305,6 @@ def reduce_scatter_fp8_kernel(
     codes_ptr = (ws_ptr + start).to(tl.pointer_type(CODE), bitcast=True)
     sent_ptr = (ws_ptr + start + W * groups * G).to(tl.pointer_type(tl.float32), bitcast=True)
     mine = me.to(tl.int64) * groups
-    polls = tl.full((), POLLS, tl.int32)
     for t in range(pid, tiles + programs, programs):
         if t < tiles:
             for d in tl.static_range(W):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch import Tensor
 
 from tle_ops import _meta
 
@@ -35,8 +36,9 @@ class PeerError(RuntimeError):
 def set_timeout(seconds: float) -> None:
     """How long a process waits for its peers before it raises PeerError."""
     global _timeout
-    if not seconds > 0:
-        raise ValueError(f"set_timeout: seconds must be positive, got {seconds}")
+    _meta.require_seconds("set_timeout", "seconds", seconds)
+    if not seconds:
+        raise ValueError("set_timeout: seconds must be positive, got 0")
     _timeout = float(seconds)
 
 
@@ -54,6 +56,11 @@ def set_check(when: str | None) -> None:
     _check = when
 
 
+def facts(x: Tensor, **options: Any) -> dict[str, Any]:
+    """What all processes must have alike."""
+    return {"shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch."), "device": x.device.type, **options}
+
+
 class Member:
     """This process among `ranks` of the world, whether there is a process group of them or not."""
 
@@ -64,7 +71,7 @@ class Member:
         self.by_gloo = group is not None and dist.get_backend(group) == "gloo"
         self.parent: Member | None = None  # the world it was found in
         self.counts: dict[str, int] = {}
-        self.agreed: set[str] = set()
+        self.agreed: set[tuple] = set()
 
     def _next(self, kind: str) -> int:
         self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -79,20 +86,29 @@ class Member:
         keys = [f"{kind}/{number}/{rank}" for rank in range(self.size)]
         self.store.set(keys[self.rank], value)
         try:
-            self.store.wait(keys, datetime.timedelta(seconds=timeout))
-        except RuntimeError as e:  # DistStoreError, a subclass, when the time is over
-            missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
-            if not missing:
-                raise PeerError(f"{what}: the store of torch.distributed failed: {e}") from e
-            self.store.set(keys[self.rank], f"{_GAVE_UP}{self._called(missing)} did not arrive")
-            raise PeerError(f"{what}: {self._called(missing)} did not arrive within {timeout:g} s") from None
-        values = [v.decode() for v in self.store.multi_get(keys)]
+            missing = self._wait(keys, timeout)
+            if missing:
+                self.store.set(keys[self.rank], f"{_GAVE_UP}{self._called(missing)} did not arrive")
+                raise PeerError(f"{what}: {self._called(missing)} did not arrive within {timeout:g} s")
+            values = [v.decode() for v in self.store.multi_get(keys)]
+        except PeerError:
+            raise
+        except RuntimeError as e:
+            raise PeerError(f"{what}: the store of torch.distributed failed: {e}") from e
         for rank, v in enumerate(values):
             if v.startswith(_GAVE_UP):
                 raise PeerError(f"{what}: {self._called([rank])} {v}")
         if number > 1:  # everyone is here, so everyone has read the round before
             self.store.delete_key(f"{kind}/{number - 1}/{self.rank}")
         return values
+
+    def _wait(self, keys: list[str], timeout: float) -> list[int]:
+        """Until all keys are there; the ranks of those that are not, when the time is over."""
+        try:
+            self.store.wait(keys, datetime.timedelta(seconds=timeout))
+        except RuntimeError:  # DistStoreError, a subclass, when the time is over
+            return [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+        return []
 
     def barrier(self, name: str = "", timeout: float = 0.0) -> None:
         self.meet("barrier", "here", f"distributed_barrier {name or self.counts.get('barrier', 0) + 1}", timeout)
@@ -124,13 +140,15 @@ class Member:
                 got = ", ".join(f"{v} on {self._called(ranks)}" for v, ranks in different.items())
                 raise ValueError(f"{op}: {key} must be the same on every rank of the group, got {got}")
 
-    def check(self, op: str, facts: dict[str, Any]) -> None:
-        """`agree`, as often as `set_check` says."""
+    def check(self, op: str, x: Tensor, **options: Any) -> None:
+        """`agree` on x and the options, as often as `set_check` says."""
         when = _check or ("always" if self.by_gloo else "first")
-        key = f"{op} {facts}"
-        if when == "never" or (when == "first" and key in self.agreed):
+        if when == "never":
             return
-        self.agree(op, facts)
+        key = (op, x.shape, x.dtype, x.is_cuda, *options.values())
+        if when == "first" and key in self.agreed:
+            return
+        self.agree(op, facts(x, **options))
         self.agreed.add(key)
 
     def exchange(self, op: str, run: Callable[[], Result]) -> Result:

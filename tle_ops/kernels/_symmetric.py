@@ -3,12 +3,13 @@
 
 A workspace is one symmetric buffer per process:
 
-    half 0 | half 1 | arrivals, int32 [processes, TILES] | signals of tle.distributed_barrier, for CHANNELS channels
+    half 0 | half 1 | arrivals, int64 [processes, TILES] | signals of tle.distributed_barrier, for CHANNELS channels
 
-Calls of a group are numbered, by a counter in each GPU's own memory so that a CUDA graph counts on when it is replayed,
-and take the halves in turn. No call returns before it has heard from every process that the same call has begun there.
-So when call n + 2 writes where call n did, every process has begun n + 1, hence has finished n: nobody reads there any
-more, and a call needs one meeting of the processes, not two.
+Calls of a group are numbered, by a counter in each GPU's own memory so that a CUDA graph counts on when it is replayed
+(in 64 bits: at 10 us a call, 32 would last six hours), and take the halves in turn. No call, of whatever size, returns
+before it has heard from every process that the same call has begun there. So when call n + 2 writes where call n did,
+every process has begun n + 1, hence has finished n: nobody reads there any more, and a call needs one meeting of the
+processes, not two.
 
 NVLink multicast is not used, and not set up.
 """
@@ -43,23 +44,22 @@ class Workspace:
     """The symmetric buffer of one group on one device."""
 
     def __init__(self, me: Member, device: torch.device, half: int) -> None:
-        arrivals = me.size * TILES * 4
+        arrivals = me.size * TILES * 8
         signals = signal_count(me.size, CHANNELS) * 4
         total = 2 * half + arrivals + signals
         self.rank, self.size, self.half, self.device = me.rank, me.size, half, device
         self.buffer, addresses, _ = allocate(me, total, device)
         self.stage = self.buffer[:0]
         self.stages: list[Tensor] = []
-        self.arrivals = self.buffer[2 * half : 2 * half + arrivals].view(torch.int32)
+        self.arrivals = self.buffer[2 * half : 2 * half + arrivals].view(torch.int64)
         self.buffer[2 * half :].zero_()
         self.context = device_context(
             me.rank, addresses, [a + 2 * half + arrivals for a in addresses], CHANNELS, device
         )
-        self.state = torch.tensor(
-            [1, 0], dtype=torch.int32, device=device
-        )  # number of the call, programs that are done
+        self.state = torch.tensor([1, 0], device=device)  # number of the call, programs that are done
         # Ranks that did not come, told by kernels; host memory, so that looking does not wait for the GPU.
         self.missing = torch.zeros(max(me.size, 4), dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._missing = memoryview(self.missing.numpy())  # `any` of it costs a twentieth of the tensor's
         self.stream: Any = None
         self._beside: Any = None
         self.captured = False
@@ -87,14 +87,18 @@ class Workspace:
         """Symmetric memory besides the halves, for copies that the host orders with two barriers: this process's bytes
         and those of all. Like the workspace it grows by all processes together."""
         if self.stage.numel() < nbytes:
+            if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    "tle_ops: call it once, with tensors of this size, before the capture of a CUDA graph"
+                )
             if self.captured:
-                _retired.append(self.stages)
+                _retired.append(self.stage)  # with it the peers' memory stays within reach
             self.stage, _, self.stages = allocate(me, 1 << (nbytes - 1).bit_length(), self.device)
         return self.stage, self.stages
 
     def raise_if_missing(self, what: str, me: Member) -> None:
         """PeerError if a kernel of an earlier call has given up; the workspace, out of step, is given back."""
-        if self.missing.any():
+        if any(self._missing):
             ranks = self.missing.nonzero().flatten().tolist()
             release(me)
             raise PeerError(
@@ -128,7 +132,10 @@ def _reachable(me: Member, device: torch.device) -> bool:
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     mine = f"{socket.gethostname()} {uuid}"
     everyone = me.meet("symmetric memory", mine, "symmetric memory")
-    if len({v.split()[0] for v in everyone}) > 1 or len(set(everyone)) < me.size:  # other hosts, or one GPU twice
+    if len({v.split()[0] for v in everyone}) > 1:  # other hosts
+        return False
+    # One GPU for several processes is for tests: kernels that wait for each other then take turns on it.
+    if len(set(everyone)) < me.size and os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") != "1":
         return False
     try:
         allocate(me, 1 << 16, device)

@@ -15,7 +15,7 @@ import tle_ops.language as tle
 from tle_ops import _meta
 from tle_ops._meta import FP8_MAX
 from tle_ops.kernels import _collective, _symmetric
-from tle_ops.kernels._collective import bytes_of, facts, source_of, sum_of_codes
+from tle_ops.kernels._collective import bytes_of, source_of, sum_of_codes
 from tle_ops.kernels._distributed_triton import (
     all_gather_fp8_kernel,
     barrier_kernel,
@@ -26,13 +26,13 @@ from tle_ops.kernels._distributed_triton import (
     remote_bwd_kernel,
     remote_kernel,
 )
-from tle_ops.kernels._group import Member, get_timeout, member
+from tle_ops.kernels._group import Member, facts, get_timeout, member
 from tle_ops.kernels._symmetric import TILES, Workspace, allocation_of, workspace
 
 _BLOCK = 16384  # bytes that a program copies at a time
 _PROGRAMS = 264  # two for each multiprocessor of an H200: all are resident, as programs that wait for peers should be
 _COPIES = 1 << 22  # bytes from which the copy engines are faster: 374 GB/s over NVLink where a kernel reads 320
-_CHUNKS = 4  # in which a large gather is quantized while the chunk before travels
+_CHUNKS = (0.125, 0.5, 1.0)  # where those end in which a large gather is quantized while the one before travels
 _LONGEST = 1024  # elements of a group that is quantized and sent by one kernel
 _TILE = 8192  # elements of a tile of groups
 _WARPS = 4  # for one tile
@@ -45,9 +45,9 @@ def _mesh(size: int) -> tle.device_mesh:
     return tle.device_mesh({"device": size})
 
 
-def _polls() -> int:
-    """A look at a signal takes about a microsecond."""
-    return min(int(get_timeout() * 1e6), 2**31 - 1)
+def _polls(timeout: float = 0.0) -> int:
+    """How often to look at a signal before giving up: a look takes about a microsecond."""
+    return max(int((timeout or get_timeout()) * 1e6), 1)
 
 
 def _grid(blocks: int, programs: int = _PROGRAMS) -> int:
@@ -62,7 +62,7 @@ def _halves(nbytes: int) -> int:
 def _open(op: str, group: str, x: Tensor, nbytes: int, **options: object) -> tuple[Member, Workspace | None]:
     """The group and its workspace; the processes have compared what they are about to do."""
     me = member(op, group)
-    me.check(op, facts(x, **options))
+    me.check(op, x, **options)
     return me, workspace(op, me, x.device, nbytes + 4 * _PROGRAMS + 16)
 
 
@@ -81,8 +81,8 @@ def _read(x: Tensor, me: Member, ws: Workspace, shard: int) -> Tensor:
             bytes_of(source), bytes_of(y), ws.buffer, ws.context,
             ws.context if x_context is None else x_context, ws.state, ws.missing,
         ),
-        (ws.half // 16, n // 16, n % 16, shard),
-        (_mesh(me.size), me.size, _polls(), x_context is not None, _BLOCK),
+        (_polls(), ws.half // 16, n // 16, n % 16, shard),
+        (_mesh(me.size), me.size, x_context is not None, _BLOCK),
         num_warps=8,
     )  # fmt: skip
     return y
@@ -102,8 +102,8 @@ def _read_by_copy(y: Tensor, x: Tensor, me: Member, ws: Workspace, shard: int, s
     _barrier(me, ws)
 
 
-def _barrier(me: Member, ws: Workspace, polls: int = 0) -> None:
-    barrier_kernel(1, (ws.context, ws.state, ws.missing), (), (_mesh(me.size), me.size, polls or _polls()), num_warps=1)
+def _barrier(me: Member, ws: Workspace, timeout: float = 0.0) -> None:
+    barrier_kernel(1, (ws.context, ws.state, ws.missing), (_polls(timeout),), (_mesh(me.size), me.size), num_warps=1)
 
 
 def _where(x: Tensor) -> object:
@@ -136,8 +136,8 @@ def remote_bwd(dy: Tensor, shard: int, group: str = "") -> Tensor:
     remote_bwd_kernel(
         _grid(math.ceil(n / block)),
         (dy.contiguous(), dx, ws.buffer, ws.context, ws.state, ws.missing),
-        (ws.half // 16, n, shard, nbytes),
-        (_mesh(me.size), me.size, _polls(), n % 8 == 0, block),
+        (_polls(), ws.half // 16, n, shard, nbytes),
+        (_mesh(me.size), me.size, n % 8 == 0, block),
     )
     return dx
 
@@ -154,8 +154,8 @@ def remote_put(x: Tensor, value: Tensor, shard: int, group: str = "") -> tuple[T
     put_kernel(
         _grid(math.ceil(n / _BLOCK)),
         (bytes_of(x), bytes_of(value), bytes_of(y), ws.buffer, ws.context, ws.state, ws.missing),
-        (ws.half // 16, n // 16, n % 16, shard, writer),
-        (_mesh(me.size), me.size, _polls(), _BLOCK),
+        (_polls(), ws.half // 16, n // 16, n % 16, shard, writer),
+        (_mesh(me.size), me.size, _BLOCK),
         num_warps=8,
     )
     return y, source.fill_(writer)
@@ -167,7 +167,7 @@ def distributed_barrier(token: Tensor, group: str = "", timeout: float = 0.0, na
     ws = workspace("distributed_barrier", me, token.device, 16)
     if ws is None:
         return _collective.distributed_barrier(token, group, timeout, name)
-    _barrier(me, ws, min(int(timeout * 1e6), 2**31 - 1))
+    _barrier(me, ws, timeout)
     return y.copy_(token)
 
 
@@ -204,6 +204,9 @@ def all_gather_fp8(
             _gather(whole, part, me, ws, scatter=False)
         return q, scales
     groups = x.numel() // group_size
+    if not groups:
+        _barrier(me, ws)  # a call all the same: the halves of the workspace change hands
+        return q, scales
     if x.numel() >= _COPIES and me.size > 1:
         _gather_by_copies(x.contiguous(), q, scales, me, ws, (group_size, dtype, scale_ue8m0))
         return q, scales
@@ -211,8 +214,8 @@ def all_gather_fp8(
     all_gather_fp8_kernel(
         _grid(tiles, 2 * _PROGRAMS),
         (x.contiguous(), q, scales, ws.buffer, ws.arrivals, ws.context, ws.state, ws.missing),
-        (ws.half // 16, groups),
-        (me.size, _polls(), FP8_MAX[dtype], scale_ue8m0, _CODE[dtype], group_size, rows, TILES),
+        (_polls(), ws.half // 16, groups),
+        (me.size, FP8_MAX[dtype], scale_ue8m0, _CODE[dtype], group_size, rows, TILES),
         num_warps=_WARPS,
     )
     return q, scales
@@ -220,17 +223,17 @@ def all_gather_fp8(
 
 def _gather_by_copies(x: Tensor, q: Tensor, scales: Tensor, me: Member, ws: Workspace, options: tuple) -> None:
     """A chunk is quantized, into the result and for the peers, while the copy engines fetch theirs of the chunk before
-    on a stream beside."""
+    on a stream beside. The first one is small, since nothing travels before it is there; the scales, a thirty-second of
+    the bytes, come with the last one."""
     group_size, dtype, scale_ue8m0 = options
     groups = x.numel() // group_size
     nbytes = _halves(x.numel())  # of codes; the scales come behind them
     stage, everyone = ws.stage_of(me, nbytes + 4 * groups)
     q, scales = q.view(torch.uint8).view(me.size, -1), scales.view(me.size, -1)
     rows = max(_TILE // group_size, 1)
-    per_chunk = math.ceil(groups / _CHUNKS / rows) * rows
+    ends = sorted({min(math.ceil(groups * part / rows) * rows, groups) for part in _CHUNKS})
     peers = [(me.rank + d) % me.size for d in range(1, me.size)]
-    for first in range(0, groups, per_chunk):
-        last = min(first + per_chunk, groups)
+    for first, last in zip([0, *ends], ends, strict=False):
         cast_kernel(
             math.ceil((last - first) / rows),
             (x, q[me.rank].view(dtype), scales[me.rank], stage.view(dtype), stage[nbytes:].view(torch.float32)),
@@ -240,11 +243,10 @@ def _gather_by_copies(x: Tensor, q: Tensor, scales: Tensor, me: Member, ws: Work
         _barrier(me, ws)
         with ws.beside():
             for r in peers:
-                for whole, start, a, b in (
-                    (q[r], 0, first * group_size, last * group_size),
-                    (scales[r].view(torch.uint8), nbytes, 4 * first, 4 * last),
-                ):
-                    whole[a:b].copy_(everyone[r][start + a : start + b])
+                a, b = first * group_size, last * group_size
+                q[r][a:b].copy_(everyone[r][a:b])
+                if last == groups:
+                    scales[r].view(torch.uint8).copy_(everyone[r][nbytes : nbytes + 4 * groups])
     ws.join()
     _barrier(me, ws)
 
@@ -254,8 +256,8 @@ def _gather(whole: Tensor, part: Tensor, me: Member, ws: Workspace, scatter: boo
     gather_kernel(
         _grid(math.ceil(n / _BLOCK)),
         (bytes_of(part), bytes_of(whole), ws.buffer, ws.context, ws.state, ws.missing),
-        (ws.half // 16, n // 16, n % 16, n),
-        (_mesh(me.size), me.size, _polls(), scatter, n % 16 == 0, _BLOCK),
+        (_polls(), ws.half // 16, n // 16, n % 16, n),
+        (_mesh(me.size), me.size, scatter, n % 16 == 0, _BLOCK),
         num_warps=8,
     )
 
@@ -282,12 +284,15 @@ def reduce_scatter_fp8(
             _gather(there, here, me, ws, scatter=True)
         return sum_of_codes(*received, group_size, me.size, x.dtype)
     groups = x.numel() // group_size // me.size
+    if not groups:
+        _barrier(me, ws)
+        return y
     rows, tiles = _geometry(groups, group_size)
     reduce_scatter_fp8_kernel(
         _grid(tiles),
         (x.contiguous(), y, ws.buffer, ws.arrivals, ws.context, ws.state, ws.missing),
-        (ws.half // 16, groups),
-        (me.size, _polls(), FP8_MAX[dtype], scale_ue8m0, _CODE[dtype], group_size, rows, TILES),
+        (_polls(), ws.half // 16, groups),
+        (me.size, FP8_MAX[dtype], scale_ue8m0, _CODE[dtype], group_size, rows, TILES),
         num_warps=_WARPS,
     )
     return y

@@ -200,7 +200,7 @@ def _contains(words: tl.constexpr, i):
 
 
 @triton.jit
-def _meet_processes(context, ranks: tl.constexpr, PROCESSES: tl.constexpr, channel, POLLS: tl.constexpr):
+def _meet_processes(context, ranks: tl.constexpr, PROCESSES: tl.constexpr, channel, polls):
     """Tell every other member that this one is here, wait for all of them, and take their signals back. A signal is a
     count: a member that is a round ahead raises it to 2, and members may differ from one barrier to the next."""
     world = tl.load(context + 1)  # a mesh may be of the first processes only
@@ -216,13 +216,13 @@ def _meet_processes(context, ranks: tl.constexpr, PROCESSES: tl.constexpr, chann
     tl.debug_barrier()  # what this block's other threads stored comes before the signal
     tl.atomic_add(theirs, 1, mask=others, sem="release", scope="sys")
     missing = tl.sum(others.to(tl.int32), 0)
-    polls = 0
+    looks = tl.full((), 0, tl.int64)
     while missing > 0:
         arrived = tl.atomic_add(mine, 0, mask=others, sem="acquire", scope="sys")
         missing = tl.sum((others & (arrived <= 0)).to(tl.int32), 0)
-        if POLLS is not None:
-            polls += 1
-            if (polls >= POLLS) & (missing > 0):
+        if polls is not None:
+            looks += 1
+            if (looks >= polls) & (missing > 0):
                 missing = -missing
     if missing == 0:
         tl.atomic_add(mine, -1, mask=others, sem="relaxed", scope="sys")
@@ -258,7 +258,7 @@ def _counter(context, channel):
 
 
 @triton.jit
-def distributed_barrier(mesh: tl.constexpr, context=None, index=None, polls: tl.constexpr = None):
+def distributed_barrier(mesh: tl.constexpr, context=None, index=None, polls=None):
     """Wait until every member of the mesh has come here; what they wrote before can be read after. For a program that
     is no member it does nothing.
 

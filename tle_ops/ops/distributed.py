@@ -24,10 +24,12 @@ def _name(group: Any) -> str:
         return group
     if group is None:
         return ""
+    if hasattr(group, "get_group"):
+        mesh, group = group, group.get_group()
+        if group is None:
+            raise ValueError(f"group must contain the calling process, got {mesh!r}")
     if hasattr(group, "group_name"):
         return group.group_name
-    if hasattr(group, "get_group"):
-        return group.get_group().group_name
     raise TypeError(f"group must be a process group, its name or a mesh, got {type(group).__name__}")
 
 

@@ -1,7 +1,7 @@
-"""The distributed ops over NCCL and symmetric memory: the checks of the gloo worlds, and those of a peer that does not
-come. `python -m pytest tests/multigpu` on a host with two GPUs or more."""
+"""The distributed ops over symmetric memory: the checks of the gloo worlds, and those of a peer that does not come, on
+one GPU for all processes and, `python -m pytest tests/multigpu` on a host with two GPUs or more, on a GPU for each."""
 
-import time
+import os
 
 import pytest
 import torch
@@ -17,9 +17,8 @@ from tle_ops.kernels._group import member
 pytestmark = pytest.mark.gpu
 
 
-def run(checks) -> None:
-    world = min(torch.cuda.device_count(), 8) // 2 * 2
-    failed = processes.run(world, checks, backend="nccl")
+def run(on: str, world: int, checks: list) -> None:
+    failed = processes.run(world, checks, on=on)
     assert not failed, processes.report(failed)
 
 
@@ -73,25 +72,64 @@ def check_graph_and_streams(rank: int, world: int) -> None:
 
 def check_a_late_peer_is_named(rank: int, world: int) -> None:
     """A kernel gives up after the timeout; the next op of the group says who was missing."""
-    td.set_timeout(0.5)
     x = tensor_of(rank, 8, 128)
     tle_ops.ring_exchange(x)
     torch.cuda.synchronize()
+    td.distributed_barrier()
     if rank == 0:
+        td.set_timeout(0.5)
         td.set_check("never")
         tle_ops.ring_exchange(x)
         torch.cuda.synchronize()
-        with pytest.raises(td.PeerError, match=r"rank 1.* did not arrive"):
+        with pytest.raises(td.PeerError, match=r"rank 1.* did not arrive at an earlier call within 0.5 s"):
             tle_ops.ring_exchange(x)
-    td.set_check(None)
-    td.set_timeout(60)
-    time.sleep(0.1)
+        td.set_check(None)
+        td.set_timeout(60)
+    td.distributed_barrier()
+    td.release()
+    assert_same_bits(tle_ops.ring_exchange(x), tensor_of((rank + 1) % world, 8, 128))  # in a new workspace
 
 
-def test_operators():
-    checks = [check_over_symmetric_memory, *distributed_checks.CHECKS]
-    run([*checks, check_symmetric_tensor, check_large, check_graph_and_streams])
+def check_a_dead_peer_is_named(rank: int, world: int) -> None:
+    x = tensor_of(rank, 8, 128)
+    tle_ops.all_gather_fp8(x)
+    torch.cuda.synchronize()
+    td.distributed_barrier()
+    if rank == world - 1:
+        os._exit(0)
+    td.set_timeout(0.5)
+    td.set_check("never")  # that would name it before a kernel starts
+    tle_ops.all_gather_fp8(x)
+    torch.cuda.synchronize()
+    with pytest.raises(td.PeerError, match=rf"rank {world - 1}.* did not arrive at an earlier call within 0.5 s"):
+        tle_ops.all_gather_fp8(x)
+    os._exit(7)
 
 
-def test_a_late_peer():
-    run([check_a_late_peer_is_named])
+# In the collectives that DTensors are made of, gloo takes no CUDA tensors; they have no kernels of this package.
+OPERATORS = [f for f in distributed_checks.CHECKS if f is not distributed_checks.check_sharded_tensors]
+OWN = [check_over_symmetric_memory, check_symmetric_tensor, check_large, check_graph_and_streams]
+
+
+EVERYWHERE = pytest.mark.parametrize("on", ["one gpu", "gpus"])
+
+
+@EVERYWHERE
+def test_operators(on):
+    run(on, 2, [*OWN, *OPERATORS, check_a_late_peer_is_named])
+
+
+@EVERYWHERE
+def test_operators_of_more_processes(on):
+    run(on, 4 if on == "one gpu" else min(torch.cuda.device_count(), 8) // 2 * 2, [*OWN, *OPERATORS])
+
+
+@pytest.mark.parametrize("on", ["gpus"])
+def test_sharded_tensors(on):
+    run(on, 2, [distributed_checks.check_sharded_tensors])
+
+
+@EVERYWHERE
+def test_a_dead_peer(on):
+    failed = processes.run(2, [check_a_dead_peer_is_named], limit=100, on=on)
+    assert failed == {0: {"exit": "exit code 7"}, 1: {"exit": "exit code 0"}}, processes.report(failed)
