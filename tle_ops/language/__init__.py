@@ -18,7 +18,7 @@ _DEVICE = {
     "bind_methods": "tiles",
     "compact": "ranking",
     "cumsum": "scan",
-    "device_context": "_remote",
+    "device_context": "_context",
     "digit_histogram": "ranking",
     "distributed_barrier": "_remote",
     "extract_tile": "tiles",
@@ -29,7 +29,7 @@ _DEVICE = {
     "rank": "ranking",
     "remote": "_remote",
     "shard_id": "_remote",
-    "signal_count": "_remote",
+    "signal_count": "_context",
 }
 __all__ = [
     "B",

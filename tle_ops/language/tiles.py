@@ -9,7 +9,10 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITCallable
 
+from tle_ops.language import _checks
+
 _OUTSIDE = tl.constexpr("index outside the grid of tiles")
+_IN_GLUON = tl.constexpr(", whose buffers have slice() and index()")
 
 
 # --- compile-time arithmetic on shapes -------------------------------------------------------------------------------
@@ -36,14 +39,6 @@ def _tile_shape(shape, tile_shape):
 @triton.constexpr_function
 def _is_list(index):
     return isinstance(index, (tuple, list, tl.tuple))
-
-
-@triton.constexpr_function
-def _check_block(op, name, x):
-    if not isinstance(x, tl.tensor):
-        raise TypeError(f"{op}: {name} must be a block, got {x}")
-    if len(x.shape) == 0:
-        raise ValueError(f"{op}: {name} must have dimensions, got a scalar")
 
 
 @triton.constexpr_function
@@ -76,7 +71,7 @@ def _grid(op, shape, tile, index):
         i = entries[d]
         i = i.value if isinstance(i, tl.constexpr) else i
         if isinstance(i, tl.tensor):
-            if len(i.shape) > 0 or not i.dtype.is_int():
+            if len(i.shape) > 0 or not i.dtype.is_int() or i.dtype.is_int1():
                 raise TypeError(f"{op}: index must be of ints and integer scalars, got {i.type}")
         elif not isinstance(i, int) or isinstance(i, bool):
             raise TypeError(f"{op}: index must be of ints and integer scalars, got {i}")
@@ -204,7 +199,8 @@ def extract_tile(x, index, shape: tl.constexpr = None, tile_shape: tl.constexpr 
 
     What is known at compile time is checked then (ValueError, TypeError), a run-time index in debug mode.
     """
-    _check_block("extract_tile", "x", x)
+    _checks.triton_only("extract_tile", _IN_GLUON)
+    _checks.block("extract_tile", "x", x)
     tile: tl.constexpr = _tile_shape(shape, tile_shape)
     grid: tl.constexpr = _grid("extract_tile", x.shape, tile, index)
     known: tl.constexpr = _known(index, grid)
@@ -219,8 +215,9 @@ def extract_tile(x, index, shape: tl.constexpr = None, tile_shape: tl.constexpr 
 def insert_tile(x, tile, index):
     """The block x with the tile at a grid coordinate replaced. `index` and checks as in `extract_tile`; the tile has
     the dtype of x."""
-    _check_block("insert_tile", "x", x)
-    _check_block("insert_tile", "tile", tile)
+    _checks.triton_only("insert_tile", _IN_GLUON)
+    _checks.block("insert_tile", "x", x)
+    _checks.block("insert_tile", "tile", tile)
     _check_dtypes(x, tile)
     grid: tl.constexpr = _grid("insert_tile", x.shape, tile.shape, index)
     rank: tl.constexpr = _rank(tile.shape)
