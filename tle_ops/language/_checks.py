@@ -1,4 +1,4 @@
-"""What the device functions in Triton refuse, while a kernel is traced or interpreted. Each message begins with the name
+"""What the device functions in Triton refuse, while a kernel is traced or interpreted. A message begins with the name
 of the function, says the rule, and shows what came.
 
 A run-time value is known in the interpreter only. There it is checked too wherever a wrong one would lead to memory
@@ -133,6 +133,30 @@ def dtype_of_sums(op, value):
         raise TypeError(f"{op}: dtype must be a dtype of Triton, such as tl.float32, got {shown(value)}")
     if value.is_ptr() or value.is_fp8() or value.is_int1() or not (value.is_floating() or value.is_int()):
         raise TypeError(f"{op}: dtype must be of integers of 8 bits or floats of 16 bits or more, got {value}")
+
+
+# --- of tiles --------------------------------------------------------------------------------------------------------
+@check
+def tile_shape(op, shape, tile_shape):
+    if (shape is None) == (tile_shape is None):
+        raise ValueError(f"{op}: one of shape and tile_shape must be given, got {'none' if shape is None else 'both'}")
+    given = tile_shape if shape is None else shape
+    for n in given if isinstance(given, tuple) else (given,):
+        if not is_int(n):
+            raise TypeError(f"{op}: shape must be compile-time ints, got {shown(n)}")
+
+
+@check
+def tile_index(op, value):
+    for i in value if isinstance(value, tuple) else (value,):
+        if not is_int(i) and not is_scalar(i):
+            raise TypeError(f"{op}: index must be of ints and integer scalars, got {shown(i)}")
+
+
+@check
+def same_dtype(op, x, tile):
+    if x.dtype != tile.dtype:
+        raise TypeError(f"{op}: tile must have the dtype of the block, {x.dtype}, got {tile.dtype}")
 
 
 # --- of the functions that know other processes ----------------------------------------------------------------------

@@ -46,4 +46,4 @@ def _positive(op: str, name: str, value: Any) -> None:
     if not is_int(value):
         raise TypeError(f"{op}: {name} must be an int, got {value!r}")
     if not 0 < value < 1 << 31:
-        raise ValueError(f"{op}: {name} must be positive (and below 2**31), got {value}")
+        raise ValueError(f"{op}: {name} must be positive, and below 2**31, got {value}")

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
-from triton.language import core
 
 from tle_ops.language import _checks
 from tle_ops.language._compat import Struct, block_barrier, gluon_builtin, target, unwrapped
@@ -65,7 +64,10 @@ def _check_names(label: str, what: str, names: Any, declared: tuple[str, ...] | 
         if declared is None:
             _check_name(label, "reader", name)
         else:
-            require(isinstance(name, str) and name in declared, f"{label}: {what} must be among {', '.join(declared)}, got {shown(name)}")
+            require(
+                isinstance(name, str) and name in declared,
+                f"{label}: {what} must be among {', '.join(declared)}, got {shown(name)}",
+            )
     require(len(set(names)) == len(names), f"{label}: {what} must not name one twice, got {names!r}")
     return names
 
@@ -187,7 +189,10 @@ class Fields(dict):
 
     def __getitem__(self, name):
         name = unwrapped(name)
-        require(isinstance(name, str) and name in self, f"fields: a name must be one of {', '.join(self)}, got {shown(name)}")
+        require(
+            isinstance(name, str) and name in self,
+            f"fields: a name must be one of {', '.join(self)}, got {shown(name)}",
+        )
         return super().__getitem__(name)
 
 

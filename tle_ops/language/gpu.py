@@ -243,7 +243,9 @@ def _mask(op: str, mask, shape):
     if mask is None or isinstance(mask, bool):
         return mask
     _require(
-        isinstance(mask, core.tensor) and mask.dtype.is_int1(), f"{op}: mask must be bools, got {shown(mask)}", TypeError
+        isinstance(mask, core.tensor) and mask.dtype.is_int1(),
+        f"{op}: mask must be bools, got {shown(mask)}",
+        TypeError,
     )
     _broadcasts(op, "mask", mask, shape)
     return mask

@@ -336,7 +336,7 @@ def _axes(topology: Any) -> Iterator[tuple[str, int, str]]:
     """(name, size, kind) of every axis, checked."""
     topology = plain(topology)
     if not isinstance(topology, Mapping):
-        raise TypeError(f"device_mesh: topology must be a mapping of levels, got {type(topology).__name__}")
+        raise TypeError(f"device_mesh: topology must be a mapping of levels, got {shown(topology)}")
     if not topology:
         raise ValueError("device_mesh: topology must have a level, got none")
     for level, axes in topology.items():

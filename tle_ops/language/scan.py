@@ -65,8 +65,9 @@ def cumsum(input, axis: tl.constexpr = 0, reverse: tl.constexpr = False, dtype: 
     input: [BLOCK], or a scalar, whose sums are (0, input). Load lanes beyond the data as 0, or they count in the total.
     axis: 0 (or -1), the only one.
     reverse: sum what comes after a lane, in place of what comes before it.
-    dtype: of the sums. Default: float32 for bfloat16 and float8, int32 (uint32) for signed (unsigned and bool) integers below 32
-        bits, otherwise that of the input. float16 is summed in float16: ask for float32 where that is too narrow.
+    dtype: of the sums, a dtype of Triton. Default: float32 for bfloat16 and float8, int32 (uint32) for signed (unsigned
+        and bool) integers below 32 bits, otherwise that of the input. float16 is summed in float16: ask for float32
+        where that is too narrow.
 
     Returns (exclusive [BLOCK], total). `exclusive + input` are the inclusive sums. Integers wrap. An infinity or a NaN
     reaches only the sums that contain it: for floats, exclusive is never `inclusive - input`.

@@ -62,7 +62,9 @@ class ShardingSpec:
             raise TypeError(f"sharding: mesh must be a device_mesh, got {shown(mesh)}")
         if split is not None:
             split = tuple(_split_axes(entry) for entry in _sequence("split", split))
-        partial = tuple(_axis("partial", P, entry) for entry in _sequence("partial", () if partial is None else partial))
+        partial = tuple(
+            _axis("partial", P, entry) for entry in _sequence("partial", () if partial is None else partial)
+        )
         used = [axis for axes in split or () for axis in axes]
         for what, axes in (("split", used), ("partial", partial)):
             for axis in axes:
@@ -126,7 +128,9 @@ class ShardedTensor(namedtuple("ShardedTensor", "handle sharding shape")):
         handle, sharding, shape = plain(handle), plain(sharding), plain(shape)
         in_kernel = type(handle).__module__.startswith("triton.")
         if not (_is_pointer(handle) if in_kernel else _is_tensor(handle)):
-            raise TypeError(f"make_sharded_tensor: handle must be a tensor, or pointers in a kernel, got {shown(handle)}")
+            raise TypeError(
+                f"make_sharded_tensor: handle must be a tensor, or pointers in a kernel, got {shown(handle)}"
+            )
         if not isinstance(sharding, ShardingSpec):
             raise TypeError(f"make_sharded_tensor: sharding must be a ShardingSpec, got {shown(sharding)}")
         if shape is not None:
