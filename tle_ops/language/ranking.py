@@ -8,6 +8,14 @@ from tle_ops.language.scan import cumsum
 
 
 @triton.jit
+def _comparable(x):
+    """8-bit floats cannot be compared, their values in float32 can."""
+    if x.dtype.is_fp8():
+        x = x.to(tl.float32)
+    return x
+
+
+@triton.jit
 def rank(keys):
     """For each lane of keys [BLOCK], how many lanes before it have the same key: int32 [BLOCK].
 
@@ -15,6 +23,7 @@ def rank(keys):
     """
     _checks.triton_only("rank", "")
     _checks.row("rank", "keys", keys)
+    keys = _comparable(keys)
     lane = tl.arange(0, keys.shape[0])
     # Summed over the first axis, which lies within a thread: no shuffles.
     earlier = (keys[:, None] == keys[None, :]) & (lane[:, None] < lane[None, :])  # [BLOCK, BLOCK]
@@ -32,7 +41,7 @@ def compact(keep):
     """
     _checks.triton_only("compact", "")
     _checks.row("compact", "keep", keep)
-    keep = keep != 0
+    keep = _comparable(keep) != 0
     before, count = cumsum(keep.to(tl.int32))
     return tl.where(keep, before, count + tl.arange(0, keep.shape[0]) - before), count
 

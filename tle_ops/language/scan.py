@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton import knobs
 
 from tle_ops.language import _checks
 
@@ -58,6 +59,12 @@ def _in_levels(type):
     return type.is_block() and type.shape[0] >= 512 and not hasattr(type, "layout")
 
 
+@triton.constexpr_function
+def _interpreted(dtype):
+    """Triton's interpreter refuses a sum that does not fit in int32, where the GPU wraps."""
+    return knobs.runtime.interpret and dtype.primitive_bitwidth == 32
+
+
 @triton.jit
 def cumsum(input, axis: tl.constexpr = 0, reverse: tl.constexpr = False, dtype: tl.constexpr = None):
     """Exclusive sums of a block, and the total.
@@ -80,7 +87,8 @@ def cumsum(input, axis: tl.constexpr = 0, reverse: tl.constexpr = False, dtype: 
     if len(input.shape) == 0:
         return (v < v).to(v.dtype), v
     elif not v.dtype.is_floating():
-        return tl.cumsum(v, 0, reverse) - v, tl.sum(v, 0).to(v.dtype)
+        wide = v.to(tl.int64) if _interpreted(v.dtype) else v
+        return tl.cumsum(v, 0, reverse) - v, tl.sum(wide, 0).to(v.dtype)
     elif _in_levels(v.type):
         return _many_floats(v, reverse)
     else:
