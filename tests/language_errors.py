@@ -107,8 +107,12 @@ GPU = (
     ("tle.gpu.alloc([], gl.float32)", "ValueError", "alloc: shape must be compile-time ints > 0, got []"),
     ("tle.gpu.alloc([48], gl.float32)", "ValueError", "alloc: shape must be powers of two (but for stages), got [48]"),
     ("tle.gpu.alloc([2, 48], gl.float32)", "ValueError", "shape must be powers of two (but for stages), got [2, 48]"),
-    ("tle.gpu.alloc([64], 4)", "TypeError", "alloc: dtype must be a type of 8 bits or more, such as tl.float32, got 4"),
-    ("tle.gpu.alloc([64], gl.int1)", "TypeError", "alloc: dtype must be a type of 8 bits or more"),
+    (
+        "tle.gpu.alloc([64], 4)",
+        "TypeError",
+        "alloc: dtype must be a Triton type of 8 bits or more, such as tl.float32, got 4",
+    ),
+    ("tle.gpu.alloc([64], gl.int1)", "TypeError", "alloc: dtype must be a Triton type of 8 bits or more"),
     ("tle.gpu.alloc([64], gl.float32, scope='tmem')", "ValueError", "alloc: scope must be tle.gpu.smem, got 'tmem'"),
     ("tle.gpu.alloc([64], gl.float32, layout=3)", "TypeError", "alloc: layout must be a shared layout of Gluon, got 3"),
     (
@@ -121,12 +125,26 @@ GPU = (
         "ValueError",
         "alloc: nv_mma_shared_layout must be a bool, got 2",
     ),
-    ("tle.gpu.local_ptr(x_ptr)", "TypeError", "local_ptr: buf must be a buffer of tle.gpu.alloc, got tensor"),
+    ("tle.gpu.local_ptr(x_ptr)", "TypeError", "local_ptr: buf must be a buffer of tle.gpu.alloc, got a run-time value"),
+    ("tle.gpu.local_ptr(None)", "TypeError", "local_ptr: buf must be a buffer of tle.gpu.alloc, got None"),
+    (
+        "tle.gpu.local_ptr(tle.gpu.local_ptr(flat))",
+        "TypeError",
+        "local_ptr: buf must be a buffer of tle.gpu.alloc, got a run-time value (local_pointers)",
+    ),
     ("tle.gpu.local_ptr(b, (i,))", "ValueError", "indices must be 2, one per dimension of the buffer [2, 64], got 1"),
     ("tle.gpu.local_ptr(b, (0, i))", "TypeError", "local_ptr: indices must be all scalars or all tensors, got both"),
     ("tle.gpu.local_ptr(flat, (64,))", "ValueError", "local_ptr: index 0 must be in [0, 64), got 64"),
-    ("tle.gpu.local_ptr(flat, (i * 0.5,))", "TypeError", "local_ptr: indices must be integers, got fp32"),
-    ("tle.gpu.local_ptr(flat, (i < 3,))", "TypeError", "local_ptr: indices must be integers, got int1"),
+    (
+        "tle.gpu.local_ptr(flat, (i * 0.5,))",
+        "TypeError",
+        "local_ptr: indices must be integers, got a run-time value (fp32 [64])",
+    ),
+    (
+        "tle.gpu.local_ptr(flat, (i < 3,))",
+        "TypeError",
+        "local_ptr: indices must be integers, got a run-time value (int1 [64])",
+    ),
     (
         "tle.gpu.local_ptr(tle.gpu.alloc([3, 64], gl.float32), (i, i))",
         "ValueError",
@@ -152,6 +170,136 @@ GPU = (
         "tle.gpu.atomic_cas(tle.gpu.local_ptr(flat), 0, 1)",
         "NotImplementedError",
         "no Triton has compare-and-swap on shared",
+    ),
+)
+# A buffer without local_ptr, masks and values that are none, functions of plain Triton.
+BUFFER = "got a shared-memory buffer (fp32 [64]): shared memory is reached through tle.gpu.local_ptr(buffer)"
+MISUSE = (
+    ("tle.gpu.load(flat)", "TypeError", f"load: pointer must be of local_ptr, or to global memory, {BUFFER}"),
+    ("tle.gpu.store(flat, 1)", "TypeError", f"store: pointer must be of local_ptr, or to global memory, {BUFFER}"),
+    (
+        "tle.gpu.atomic_add(flat, 1)",
+        "TypeError",
+        f"atomic_add: pointer must be of local_ptr, or to global memory, {BUFFER}",
+    ),
+    (
+        "tle.gpu.atomic_cas(flat, 0, 1)",
+        "TypeError",
+        f"atomic_cas: pointer must be of local_ptr, or to global memory, {BUFFER}",
+    ),
+    ("tle.gpu.load(None)", "TypeError", "load: pointer must be of local_ptr, or to global memory, got None"),
+    (
+        "tle.gpu.load(i)",
+        "TypeError",
+        "load: pointer must be of local_ptr, or to global memory, got a run-time value (int32 [64])",
+    ),
+    (
+        "tle.gpu.load(tle.pipe(capacity=2, x=b).writer().acquire(0))",
+        "TypeError",
+        "load: pointer must be of local_ptr, or to global memory, got a run-time value (pipe_slot)",
+    ),
+    ("tle.gpu.load(x_ptr + i, mask=i)", "TypeError", "load: mask must be bools, got a run-time value (int32 [64])"),
+    ("tle.gpu.load(tle.gpu.local_ptr(flat), mask=3)", "TypeError", "load: mask must be bools, got 3"),
+    (
+        "tle.gpu.load(tle.gpu.local_ptr(b), mask=i < 3)",
+        "ValueError",
+        "load: mask must broadcast to the shape [2, 64] of the pointers, got a run-time value (int1 [64])",
+    ),
+    (
+        "tle.gpu.load(tle.gpu.local_ptr(flat), mask=i < 3, other='x')",
+        "TypeError",
+        "load: other must be a number or a tensor, got 'x'",
+    ),
+    (
+        "tle.gpu.load(tle.gpu.local_ptr(flat), layout=3)",
+        "TypeError",
+        "load: layout must be a layout of registers of Gluon, got 3",
+    ),
+    (
+        "tle.gpu.load(tle.gpu.local_ptr(b), layout=gl.BlockedLayout([1], [32], [4], [0]))",
+        "ValueError",
+        "load: layout must have the rank 2 of the buffer, got 1",
+    ),
+    (
+        "tle.gpu.store(tle.gpu.local_ptr(flat), None)",
+        "TypeError",
+        "store: value must be a number or a tensor, got None",
+    ),
+    (
+        "tle.gpu.store(tle.gpu.local_ptr(flat), flat)",
+        "TypeError",
+        "store: value must be a number or a tensor, got a shared-memory buffer",
+    ),
+    (
+        "tle.gpu.store(tle.gpu.local_ptr(b), i)",
+        "ValueError",
+        "store: value must broadcast to the shape [2, 64] of the pointers, got a run-time value (int32 [64])",
+    ),
+    (
+        "tle.gpu.store(tle.gpu.local_ptr(flat), i, mask=i)",
+        "TypeError",
+        "store: mask must be bools, got a run-time value",
+    ),
+    (
+        "tle.gpu.local_ptr(b, (i, gl.arange(0, 32, gl.BlockedLayout([1], [32], [4], [0]))))",
+        "ValueError",
+        "local_ptr: indices must have shapes that broadcast to one, got [[64], [32]]",
+    ),
+    ("tle.gpu.arange(0, 63)", "ValueError", "arange: end - start must be a power of two, got 63 - 0 = 63"),
+    ("tle.gpu.arange(0, n)", "TypeError", "arange: end must be a compile-time int, got a run-time value (int32)"),
+    (
+        "tle.gpu.alloc([64], gl.pointer_type(gl.float32))",
+        "TypeError",
+        "alloc: dtype must be a Triton type of 8 bits or more",
+    ),
+    ("tle.gpu.row_layout(16, 64, 0, 4)", "ValueError", "row_layout: vector must be a power of two, got 0"),
+    ("tle.pipe(capacity=2, scope=n, x=b)", "ValueError", "pipe: scope must be 'cta', got a run-time value (int32)"),
+    (
+        "tle.pipe(capacity=2, readers=n, x=b)",
+        "ValueError",
+        "readers must be a non-empty tuple or list of names, got a run-time",
+    ),
+    (
+        "tle.pipe(capacity=2, x=b).writer().commit(0, tma=n)",
+        "ValueError",
+        "commit(tma=) must be a non-empty tuple or list of names",
+    ),
+    (
+        "tle.pipe(capacity=2, x=b).writer().acquire(n > 1)",
+        "TypeError",
+        "an iteration must be an int, an integer scalar or a cursor",
+    ),
+    (
+        "tle.pipe(capacity=2, x=b).reader().wait(0).slot.fields['y']",
+        "CompilationError",
+        "fields: a name must be one of x, got 'y'",
+    ),
+    (
+        "tle.cumsum(flat)",
+        "TypeError",
+        "cumsum: input must be a block of one dimension, got a shared-memory buffer (fp32 [64])",
+    ),
+    ("tle.rank(i)", "TypeError", "rank: is for kernels under @triton.jit, got one under @gluon.jit"),
+    ("tle.compact(i > 3)", "TypeError", "compact: is for kernels under @triton.jit, got one under @gluon.jit"),
+    (
+        "tle.digit_histogram(i, 0, 4)",
+        "TypeError",
+        "digit_histogram: is for kernels under @triton.jit, got one under @gluon",
+    ),
+    (
+        "tle.extract_tile(i, 0, [4])",
+        "TypeError",
+        "extract_tile: is for kernels under @triton.jit, got one under @gluon.jit, whose",
+    ),
+    (
+        "tle.insert_tile(flat, i, 0)",
+        "TypeError",
+        "insert_tile: is for kernels under @triton.jit, got one under @gluon.jit, whose",
+    ),
+    (
+        "tle.load(flat)",
+        "TypeError",
+        "load: pointer must be a pointer or a block of pointers, got a shared-memory buffer (fp32 [64])",
     ),
 )
 # Before Triton 3.7 (3.8): what the version lacks, and that it is the version.
@@ -197,7 +345,7 @@ def expected() -> dict[str, tuple[str, str, dict]]:
     """body -> error, message, options."""
     from tle_ops.language._compat import HAS_ATOMICS, HAS_SCATTER
 
-    rows = [*PIPE, *GPU, *([] if HAS_SCATTER else [SCATTER]), *((NARROW, FLOAT) if HAS_ATOMICS else [ATOMIC])]
+    rows = [*PIPE, *GPU, *MISUSE, *([] if HAS_SCATTER else [SCATTER]), *((NARROW, FLOAT) if HAS_ATOMICS else [ATOMIC])]
     table = {body: (error, message, {}) for body, error, message in rows}
     for body, error, message, options in TARGETS:
         table[f"{body} on {options}"] = (error, message, options)

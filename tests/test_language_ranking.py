@@ -54,6 +54,22 @@ def test_rank_counts_equal_keys_before(n, different, dtype):
     assert ranks.tolist() == want
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_keys_of_every_dtype(dtype):
+    """-0.0 is 0; 8-bit floats are compared by their values."""
+    x = numbers(128, -1, 2).to(torch.float32 if dtype.is_floating_point else torch.int32)
+    x = (torch.where(x == 0, -0.0, x) if dtype.is_floating_point else x.abs()).to(dtype)
+    ranks, places = (torch.empty(128, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    count = torch.empty(1, dtype=torch.int32, device=DEVICE)
+    _rank[(1,)](x.to(DEVICE), ranks, 128)
+    _compact[(1,)](x.to(DEVICE), places, count, 128)
+    keys = x.tolist() if dtype == torch.bool else x.float().tolist()
+    assert ranks.tolist() == [keys[:i].count(key) for i, key in enumerate(keys)]
+    kept = [i for i, key in enumerate(keys) if key]
+    assert [places.tolist()[i] for i in kept] == list(range(len(kept)))
+    assert count.item() == len(kept)
+
+
 @pytest.mark.parametrize("n", [64, 1024])
 @pytest.mark.parametrize("share", [0, 3, 10])  # tenths that are kept
 def test_compact_is_stable_and_fills_every_place(n, share):
@@ -66,6 +82,17 @@ def test_compact_is_stable_and_fills_every_place(n, share):
     order[places.cpu().long()] = torch.arange(n)
     assert order.tolist() == kept + dropped
     assert count.item() == len(kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=str)
+@pytest.mark.parametrize("shift, bits", [(0, 1), (0, 8), (4, 2), (7, 1)])
+def test_digit_histogram_of_narrow_keys(shift, bits, dtype):
+    keys = numbers(64, -128, 128).to(dtype)
+    found = [torch.empty(1 << bits, dtype=torch.int32, device=DEVICE) for _ in range(2)]
+    _digits[(1,)](keys.to(DEVICE), torch.ones(64, dtype=torch.int32, device=DEVICE), *found, shift, bits, 64)
+    seen = collections.Counter((key >> shift) & ((1 << bits) - 1) for key in keys.tolist())
+    for got in found:
+        assert got.tolist() == [seen[digit] for digit in range(1 << bits)]
 
 
 @pytest.mark.parametrize("shift, bits", [(0, 8), (11, 7), (24, 8)])

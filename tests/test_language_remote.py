@@ -303,7 +303,7 @@ ERRORS = [
     "shard_id: axis must be in [-2, 2), got 2",
     "shard_id: context must be given for 'node', an axis of processes, got None",
     "shard_id: mesh must be a device_mesh, got 2",
-    "shard_id: context must be an int64 tensor of device_context, got pointer<fp32>",
+    "shard_id: context must be an int64 tensor of device_context, got a run-time value (pointer<fp32>)",
     "shard_id: axis must be a name or an int, got 1.5",
     "remote: scope must be given for a shard_id of coordinates, got None",
     "remote: shard_id must be within (2, 3), got (0, 3)",
@@ -313,7 +313,7 @@ ERRORS = [
     "remote: shard_id must be within (6,), got 6",
     "remote: scope must be a device_mesh, got 3",
     "remote: context must be given, got None",
-    "remote: tensor must be a pointer or a block of pointers, got int32",
+    "remote: tensor must be a pointer or a block of pointers, got a run-time value (int32)",
     "remote: space 'cluster' is not available: stock Triton has no pointer to another block's shared memory",
     "remote: space 'node' is not available: a node that symmetric memory does not reach needs NVSHMEM",
     "remote: space must be 'device', got 'moon'",
@@ -321,7 +321,7 @@ ERRORS = [
     "are not evenly spaced along its axes",
     "distributed_barrier: mesh must be a device_mesh, got 2",
     "distributed_barrier: context must be given, got None",
-    "distributed_barrier: context must be an int64 tensor of device_context, got pointer<fp32>",
+    "distributed_barrier: context must be an int64 tensor of device_context, got a run-time value (pointer<fp32>)",
     "make_sharded_tensor: sharding must be a ShardingSpec, got DeviceMesh",
     "sharding: split must name axes of ('node', 'device'), got 'rack'",
 ]
@@ -342,17 +342,48 @@ def test_an_uneven_party_is_refused():
 
 
 @pytest.mark.parametrize(
-    "args, text",
+    "args, error, text",
     [
-        ((2, [16, 32], [16, 32], 1), "rank must be one of 2 and 2 processes, got 2"),
-        ((0, [16, 32], [16], 1), "rank must be one of 2 and 1 processes, got 0"),
-        ((0, [16], [16], 0), "channels must be positive, got 0"),
-        ((0, [16], [20], 1), "addresses must be 16-byte aligned, got 0x14"),
+        ((2, [16, 32], [16, 32], 1), ValueError, "rank must be one of 2 and 2 processes, got 2"),
+        ((-1, [16], [16], 1), ValueError, "rank must be one of 1 and 1 processes, got -1"),
+        ((0, [16, 32], [16], 1), ValueError, "rank must be one of 2 and 1 processes, got 0"),
+        ((0, [], [], 1), ValueError, "rank must be one of 0 and 0 processes, got 0"),
+        ((None, [16], [16], 1), TypeError, "rank must be an int, got None"),
+        ((True, [16, 32], [16, 32], 1), TypeError, "rank must be an int, got True"),
+        ((0, [16], [16], 0), ValueError, "channels must be positive, and below 2**31, got 0"),
+        ((0, [16], [16], 1 << 40), ValueError, "channels must be positive, and below 2**31, got 1099511627776"),
+        ((0, [16], [16], 1.5), TypeError, "channels must be an int, got 1.5"),
+        ((0, [16], [20], 1), ValueError, "addresses must be 16-byte aligned, got 0x14"),
+        ((0, [0], [16], 1), ValueError, "buffers must be addresses in (0, 2**63), got 0"),
+        ((0, [16], [1 << 64], 1), ValueError, "signals must be addresses in (0, 2**63), got 18446744073709551616"),
+        ((0, 16, 16, 1), TypeError, "buffers must be a list of addresses (ints), got 16"),
+        ((0, [16], ["16"], 1), TypeError, "signals must be a list of addresses (ints), got ['16']"),
+        ((0, [torch.zeros(1)], [16], 1), TypeError, "buffers must be a list of addresses (ints), got [tensor([0.])]"),
     ],
 )
-def test_errors_of_a_context(args, text):
-    with pytest.raises(ValueError, match=re.escape(f"device_context: {text}")):
+def test_errors_of_a_context(args, error, text):
+    with pytest.raises(error, match=re.escape(f"device_context: {text}")):
         tle.device_context(*args, "cpu")
+
+
+def test_errors_of_a_context_without_a_device():
+    with pytest.raises(TypeError, match="device_context: device must be given, got None"):
+        tle.device_context(0, [16], [16], 1, None)
+
+
+@pytest.mark.parametrize(
+    "args, error, text",
+    [
+        ((0, 1), ValueError, "processes must be positive, and below 2**31, got 0"),
+        ((2, -1), ValueError, "channels must be positive, and below 2**31, got -1"),
+        (("a", 1), TypeError, "processes must be an int, got 'a'"),
+        ((2, 1.5), TypeError, "channels must be an int, got 1.5"),
+        ((2, None), TypeError, "channels must be an int, got None"),
+    ],
+)
+def test_errors_of_signal_count(args, error, text):
+    with pytest.raises(error, match=re.escape(f"signal_count: {text}")):
+        tle.signal_count(*args)
 
 
 # --- what only a GPU can show ----------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ SUMS = {torch.int8: torch.int32, torch.int16: torch.int32, torch.uint8: torch.ui
 @triton.jit
 def _cumsum_kernel(x_ptr, e_ptr, t_ptr, n, BLOCK: tl.constexpr, REVERSE: tl.constexpr, DTYPE: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    x = tle.load(x_ptr + at, mask=at < n, other=0, is_async=True)
+    nothing = 0.0 if x_ptr.dtype.element_ty.is_floating() else 0
+    x = tle.load(x_ptr + at, mask=at < n, other=nothing, is_async=True)
     exclusive, total = tle.cumsum(x, axis=0, reverse=REVERSE, dtype=DTYPE)
     tl.store(e_ptr + at, exclusive, mask=at < n)
     tl.store(t_ptr, total)
@@ -71,6 +72,27 @@ def test_cumsum_in_an_asked_for_dtype():
     assert total == 4096
     wide, _ = run_cumsum(torch.full((4,), 2**31 - 1, dtype=torch.int32), 4, dtype=tl.int64, out=torch.int64)
     assert wide.tolist() == [i * (2**31 - 1) for i in range(4)]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_cumsum_of_integers_wraps(reverse, dtype):
+    top = torch.iinfo(dtype).max
+    x = torch.full((100,), top, dtype=dtype)
+    exclusive, total = run_cumsum(x, 128, reverse)
+    bits = torch.iinfo(dtype).bits
+    want = [(i * top + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1) for i in range(101)]
+    assert exclusive.tolist() == (want[99::-1] if reverse else want[:100])
+    assert total.item() == want[100]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_cumsum_of_8_bit_floats_is_in_float32(dtype):
+    x = torch.randn(100).to(dtype)
+    exclusive, total = run_cumsum(x, 128, out=F32)
+    want, want_total = sums(x.double(), False)
+    torch.testing.assert_close(exclusive.double(), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(total.double(), want_total, rtol=1e-5, atol=1e-5)
 
 
 def test_cumsum_keeps_infinity_out_of_the_sums_before_it():
@@ -451,9 +473,9 @@ TILE_ERRORS = [
             "extract_tile: shape must be compile-time ints, got",
             "extract_tile: shape must be compile-time ints, got 2.0",
             "extract_tile: tile must divide the block, got [4, 0] and [8, 8]",
-            "extract_tile: index must be of ints and integer scalars, got fp32",
+            "extract_tile: index must be of ints and integer scalars, got a run-time value (fp32)",
             "extract_tile: index must be of ints and integer scalars, got 0.5",
-            "extract_tile: index must be of ints and integer scalars, got <['2'], int32>",
+            "extract_tile: index must be of ints and integer scalars, got a run-time value (int32 [2])",
             "extract_tile: x must have dimensions, got a scalar",
             "insert_tile: tile must have dimensions, got a scalar",
             "insert_tile: tile must be a block, got 3",

@@ -29,7 +29,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from tle_ops.kernels import _group
 from tle_ops.kernels._group import Member, PeerError
-from tle_ops.language._remote import device_context, signal_count
+from tle_ops.language._context import device_context, signal_count
 
 CHANNELS = 1024  # programs of a launch that may meet their like on the peers
 TILES = 1 << 16  # of one process's data that can be reported one by one

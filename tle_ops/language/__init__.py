@@ -2,11 +2,13 @@
 
     import tle_ops.language as tle
 
-Meshes and shardings are plain Python. The device functions, for use inside `@triton.jit` kernels, compile for the GPU
-and run in Triton's interpreter; Triton is imported with the first of them.
+Meshes and shardings are plain Python, contexts plain PyTorch. The device functions, for use inside `@triton.jit`
+kernels, compile for the GPU and run in Triton's interpreter; Triton is imported with the first of them. Where there is
+no Triton, `from tle_ops.language import *` gives the rest.
 """
 
 import importlib
+import importlib.util
 from typing import Any
 
 from tle_ops.language.mesh import device_mesh
@@ -14,11 +16,11 @@ from tle_ops.language.sharding import B, P, S, ShardedTensor, ShardingSpec, make
 
 # Name -> the module that has it. No module here may have the name of a function: the import system would put the module
 # in the function's place.
-_DEVICE = {
+_LAZY = {
     "bind_methods": "tiles",
     "compact": "ranking",
     "cumsum": "scan",
-    "device_context": "_remote",
+    "device_context": "_context",
     "digit_histogram": "ranking",
     "distributed_barrier": "_remote",
     "extract_tile": "tiles",
@@ -29,7 +31,7 @@ _DEVICE = {
     "rank": "ranking",
     "remote": "_remote",
     "shard_id": "_remote",
-    "signal_count": "_remote",
+    "signal_count": "_context",
 }
 __all__ = [
     "B",
@@ -56,13 +58,20 @@ __all__ = [
     "sharding",
     "signal_count",
 ]
+if importlib.util.find_spec("triton") is None:
+    __all__ = [name for name in __all__ if _LAZY.get(name, "_context") == "_context"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _DEVICE:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_DEVICE[name]}")
-    found = module if _DEVICE[name] == name else getattr(module, name)
+    try:
+        module = importlib.import_module(f"{__name__}.{_LAZY[name]}")
+    except ModuleNotFoundError as e:
+        if e.name != "triton":
+            raise
+        raise ImportError(f"{__name__}.{name} needs Triton, which is not installed: pip install triton") from e
+    found = module if _LAZY[name] == name else getattr(module, name)
     globals()[name] = found
     return found
 

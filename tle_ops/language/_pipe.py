@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
-from triton.language import core
 
+from tle_ops.language import _checks
 from tle_ops.language._compat import Struct, block_barrier, gluon_builtin, target, unwrapped
+from tle_ops.language.mesh import shown
 
 CAPABILITY = 90  # of the mbarrier instructions used here
 _RESERVED = ("fields", "readers", "type")  # `type`: every value of a kernel has one
@@ -45,7 +46,7 @@ def require(condition: bool, message: str, kind: type[Exception] = ValueError) -
 def _check_name(label: str, kind: str, name: Any) -> None:
     require(
         isinstance(name, str) and name.isidentifier(),
-        f"{label}: the name of a {kind} must be a Python identifier, got {name!r}",
+        f"{label}: the name of a {kind} must be a Python identifier, got {shown(name)}",
     )
     require(
         not name.startswith("_") and name not in _RESERVED,
@@ -57,13 +58,16 @@ def _check_names(label: str, what: str, names: Any, declared: tuple[str, ...] | 
     """A non-empty tuple or list of different names, each among those declared."""
     require(
         isinstance(names, tuple) and len(names) > 0,
-        f"{label}: {what} must be a non-empty tuple or list of names, got {names!r}",
+        f"{label}: {what} must be a non-empty tuple or list of names, got {_names(names)}",
     )
     for name in names:
         if declared is None:
             _check_name(label, "reader", name)
         else:
-            require(name in declared, f"{label}: {what} must be among {', '.join(declared)}, got {name!r}")
+            require(
+                isinstance(name, str) and name in declared,
+                f"{label}: {what} must be among {', '.join(declared)}, got {shown(name)}",
+            )
     require(len(set(names)) == len(names), f"{label}: {what} must not name one twice, got {names!r}")
     return names
 
@@ -71,14 +75,14 @@ def _check_names(label: str, what: str, names: Any, declared: tuple[str, ...] | 
 def plan(capacity: Any, scope: Any, name: Any, readers: Any, one_shot: Any, fields: dict[str, Any]) -> Plan:
     """The checked arguments of `pipe`, but for the buffers."""
     capacity, scope, name, readers, one_shot = map(unwrapped, (capacity, scope, name, readers, one_shot))
-    require(name is None or isinstance(name, str), f"pipe: name must be a string or None, got {name!r}")
+    require(name is None or isinstance(name, str), f"pipe: name must be a string or None, got {shown(name)}")
     label = "pipe" if name is None else f"pipe {name}"
     require(
         isinstance(capacity, int) and not isinstance(capacity, bool) and capacity > 0,
-        f"{label}: capacity must be a compile-time int > 0, got {_shown(capacity)}",
+        f"{label}: capacity must be a compile-time int > 0, got {shown(capacity)}",
     )
-    require(scope == "cta" and isinstance(scope, str), f"{label}: scope must be 'cta', got {_shown(scope)}")
-    require(isinstance(one_shot, bool), f"{label}: one_shot must be a compile-time bool, got {_shown(one_shot)}")
+    require(isinstance(scope, str) and scope == "cta", f"{label}: scope must be 'cta', got {shown(scope)}")
+    require(isinstance(one_shot, bool), f"{label}: one_shot must be a compile-time bool, got {shown(one_shot)}")
     require(bool(fields), f"{label}: at least one field must be given, got none")
     for field in fields:
         _check_name(label, "field", field)
@@ -87,14 +91,14 @@ def plan(capacity: Any, scope: Any, name: Any, readers: Any, one_shot: Any, fiel
     return Plan(label, capacity, tuple(fields), readers, one_shot)
 
 
-def _shown(value: Any) -> str:
-    return f"a run-time value ({value.type})" if isinstance(value, core.base_value) else repr(value)
+def _names(names: Any) -> str:
+    return repr(names) if isinstance(names, tuple) and all(isinstance(n, str) for n in names) else shown(names)
 
 
 def _check_buffer(p: Plan, name: str, buffer: Any) -> None:
     require(
         isinstance(buffer, gl.shared_memory_descriptor),
-        f"{p.label}: field {name} must be a shared-memory buffer, got {_shown(unwrapped(buffer))}",
+        f"{p.label}: field {name} must be a shared-memory buffer, got {shown(unwrapped(buffer))}",
     )
     shape = list(buffer.shape)
     require(
@@ -151,8 +155,8 @@ def _at(p: Plan, iteration: Any, s) -> tuple[Any, Any]:
         )
         return s.to_tensor(iteration % p.capacity), s.to_tensor(iteration // p.capacity % 2)
     require(
-        isinstance(iteration, core.tensor) and not iteration.type.is_block() and iteration.dtype.is_int(),
-        f"{p.label}: an iteration must be an int, an integer scalar or a cursor, got {_shown(iteration)}",
+        _checks.is_scalar(iteration),
+        f"{p.label}: an iteration must be an int, an integer scalar or a cursor, got {shown(iteration)}",
         TypeError,
     )
     if p.capacity == 1:
@@ -184,7 +188,12 @@ class Fields(dict):
     """name -> buffer; keys may be constexpr, as they are inside a kernel."""
 
     def __getitem__(self, name):
-        return super().__getitem__(unwrapped(name))
+        name = unwrapped(name)
+        require(
+            isinstance(name, str) and name in self,
+            f"fields: a name must be one of {', '.join(self)}, got {shown(name)}",
+        )
+        return super().__getitem__(name)
 
 
 class pipe_slot(Struct):
@@ -249,7 +258,7 @@ class pipe_writer(_Endpoint):
         full = self._barrier("_full", stage, s)
         tma, cp_async = unwrapped(tma), unwrapped(cp_async)
         for what, names in (("tma", tma), ("cp_async", cp_async)):
-            if names != ():
+            if not isinstance(names, tuple) or names:
                 _check_names(p.label, f"commit({what}=)", names, p.fields)
         both = [name for name in tma if name in cp_async]
         require(not both, f"{p.label}: a field must have one transport, got two for {', '.join(both)}")
@@ -335,10 +344,13 @@ class pipe_value(_Endpoint):
         p = self._plan
         name, fields = unwrapped(name), unwrapped(fields)
         if p.readers is None:
-            require(name is None, f"{p.label}: a reader's name must be declared by readers=, got {name!r}")
+            require(name is None, f"{p.label}: a reader's name must be declared by readers=, got {shown(name)}")
         else:
             declared = ", ".join(p.readers)
-            require(name in p.readers, f"{p.label}: reader(name) must be one of {declared}, got {name!r}")
+            require(
+                isinstance(name, str) and name in p.readers,
+                f"{p.label}: reader(name) must be one of {declared}, got {shown(name)}",
+            )
         if fields is not None:
             _check_names(p.label, "reader(fields=)", fields, p.fields)
         return pipe_reader(self._values, (p, fields or p.fields))

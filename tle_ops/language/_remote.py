@@ -8,12 +8,11 @@ by `device_context` from the addresses that symmetric memory gives. Signals are 
     signals[channels, channel]     of the barrier among this process's own blocks
 """
 
-import torch
 import triton
 import triton.language as tl
-from triton import knobs
 
-from tle_ops.language.mesh import Shard, device_mesh
+from tle_ops.language import _checks
+from tle_ops.language.mesh import Shard
 
 _BUFFERS = tl.constexpr(3)  # where the addresses begin
 _WORD = tl.constexpr(32)
@@ -21,62 +20,20 @@ _PROGRAMS = tl.constexpr("distributed_barrier: a launch must have as many progra
 _OUTSIDE = tl.constexpr("remote: shard_id out of range")
 
 
-# --- host ------------------------------------------------------------------------------------------------------------
-def signal_count(processes: int, channels: int) -> int:
-    """Signals of one process, of 4 bytes each, which must be 0 before the first kernel runs on any process."""
-    return (processes + 1) * channels
-
-
-def device_context(
-    rank: int, buffers: list[int], signals: list[int], channels: int, device: torch.device | str | int
-) -> torch.Tensor:
-    """The context of this process. buffers, signals: the addresses, as this process sees them, of every process's
-    buffer and signals, 16-byte aligned. channels: how many barriers may be under way at a time; each program of a
-    launch takes one."""
-    if len(buffers) != len(signals) or not 0 <= rank < len(buffers):
-        raise ValueError(f"device_context: rank must be one of {len(buffers)} and {len(signals)} processes, got {rank}")
-    if channels <= 0:
-        raise ValueError(f"device_context: channels must be positive, got {channels}")
-    if odd := [a for a in (*buffers, *signals) if a % 16]:
-        raise ValueError(f"device_context: addresses must be 16-byte aligned, got {odd[0]:#x}")
-    return torch.tensor([rank, len(buffers), channels, *buffers, *signals], dtype=torch.int64, device=device)
-
-
 # --- compile-time arithmetic on meshes -------------------------------------------------------------------------------
 @triton.constexpr_function
 def _place(mesh, axis, context):
-    if not isinstance(mesh, device_mesh):
-        raise TypeError(f"shard_id: mesh must be a device_mesh, got {mesh!r}")
     return mesh.launch_place(axis, has_context=context is not None)
 
 
 @triton.constexpr_function
-def _check_context(op, context):
-    if context is None:
-        raise ValueError(f"{op}: context must be given, got None")
-    kind = getattr(context, "dtype", None)
-    if kind is None or not kind.is_ptr() or kind.element_ty != tl.int64:
-        raise TypeError(f"{op}: context must be an int64 tensor of device_context, got {kind or context}")
-
-
-@triton.constexpr_function
-def _shard(shard_id, scope, space):
-    if space not in (None, "device"):
-        reason = {
-            "cluster": "stock Triton has no pointer to another block's shared memory (TileLang's copy_cluster has)",
-            "node": "a node that symmetric memory does not reach needs NVSHMEM",
-        }
-        if space not in reason:
-            raise ValueError(f"remote: space must be 'device', got {space!r}")
-        raise NotImplementedError(f"remote: space {space!r} is not available: {reason[space]}")
+def _shard(shard_id, scope):
     return Shard(shard_id, scope)
 
 
 @triton.constexpr_function
 def _element_shift(tensor):
     """log2 of the bytes of what a pointer points to."""
-    if not tensor.dtype.is_ptr():
-        raise TypeError(f"remote: tensor must be a pointer or a block of pointers, got {tensor.dtype}")
     return max((tensor.dtype.element_ty.primitive_bitwidth // 8).bit_length() - 1, 0)
 
 
@@ -92,25 +49,19 @@ def _words(members, count):
 @triton.constexpr_function
 def _is_counters(context):
     """Whether the context is the counters alone: enough for a barrier among the blocks of one device."""
-    kind = getattr(context, "dtype", None)
-    return kind is not None and kind.is_ptr() and kind.element_ty == tl.int32
+    if not isinstance(context, tl.tensor) or context.type.is_block():
+        return False
+    return context.dtype.is_ptr() and context.dtype.element_ty == tl.int32
 
 
 @triton.constexpr_function
-def _party(mesh, context):
+def _party(mesh):
     """The members of a barrier: (ranks, processes of the launch, blocks, blocks of the launch)."""
-    op = "distributed_barrier"
-    if not isinstance(mesh, device_mesh):
-        raise TypeError(f"{op}: mesh must be a device_mesh, got {mesh!r}")
     if len(mesh.ranks) * len(mesh.blocks) != mesh.size:
-        raise NotImplementedError(f"{op}: a mesh must have the same blocks on every process, got {mesh!r}")
-    processes = mesh.launch_size("process")
-    if processes > 1 or not _is_counters(context):
-        _check_context(op, context)
-    if knobs.runtime.interpret and len(mesh.blocks) > 1:
-        n = len(mesh.blocks)
-        raise NotImplementedError(f"{op}: {n} blocks cannot meet in the interpreter, which runs one after another")
-    return mesh.ranks, processes, mesh.blocks, mesh.launch_size("cluster", "block")
+        raise NotImplementedError(
+            f"distributed_barrier: a mesh must have the same blocks on every process, got {mesh!r}"
+        )
+    return mesh.ranks, mesh.launch_size("process"), mesh.blocks, mesh.launch_size("cluster", "block")
 
 
 # --- device functions ------------------------------------------------------------------------------------------------
@@ -127,9 +78,10 @@ def shard_id(mesh: tl.constexpr, axis: tl.constexpr, context=None):
     axis: a name, or a number (negative ones count from the end). Along an axis of processes it comes from `context`
     (see `device_context`); along one of blocks from the number of the program.
     """
+    _checks.mesh("shard_id", mesh)
     place: tl.constexpr = _place(mesh, axis, context)
     if place[0] == "process":
-        _check_context("shard_id", context)
+        _checks.context("shard_id", context)
         mine = tl.load(context).to(tl.int32)
     else:
         mine = _program()
@@ -140,7 +92,10 @@ def shard_id(mesh: tl.constexpr, axis: tl.constexpr, context=None):
 def _coordinate(shard_id, shard: tl.constexpr, d: tl.constexpr):
     if shard.linear:
         stride: tl.constexpr = _row_major_stride(shard, d)
-        return shard_id // stride % shard.bounds[d]
+        if d == 0:  # not reduced by the grid: outside it is no process's coordinate
+            return shard_id // stride
+        else:
+            return shard_id // stride % shard.bounds[d]
     else:
         return shard_id[d]
 
@@ -153,16 +108,27 @@ def _row_major_stride(shard, d):
     return stride
 
 
+@triton.constexpr_function
+def _size(shard):
+    n = 1
+    for bound in shard.bounds:
+        n *= bound
+    return n
+
+
 @triton.jit
 def _rank(shard_id, shard: tl.constexpr):
     if shard.rank is not None:
-        return tl.full((), shard.rank, tl.int32)
+        return shard.rank
     elif shard.strides is None:
         return shard_id
     else:
         rank = shard.offset
+        if shard.linear:
+            _checks.index("remote", "shard_id", shard_id, 0, _size(shard))
         for d in tl.static_range(len(shard.bounds)):
             c = _coordinate(shard_id, shard, d)
+            _checks.index("remote", "shard_id", c, 0, shard.bounds[d])
             tl.device_assert((c >= 0) & (c < shard.bounds[d]), _OUTSIDE)
             rank += c * shard.strides[d]
         return rank
@@ -177,13 +143,18 @@ def remote(tensor, shard_id, scope: tl.constexpr = None, context=None, space: tl
         scalars or both. Without a scope it is the rank.
     context: of this process, see `device_context`.
 
-    What is known at compile time is checked then (ValueError); run-time coordinates in debug mode.
+    What is known at compile time is checked then (ValueError); run-time coordinates in debug mode and in the
+    interpreter.
     """
-    _check_context("remote", context)
-    shard: tl.constexpr = _shard(shard_id, scope, space)
+    _checks.context("remote", context)
+    _checks.pointers("remote", "tensor", tensor)
+    _checks.shard(shard_id, space)
+    shard: tl.constexpr = _shard(shard_id, scope)
     shift: tl.constexpr = _element_shift(tensor)
     rank = _rank(shard_id, shard)
-    tl.device_assert((rank >= 0) & (rank < tl.load(context + 1)), _OUTSIDE)
+    world = tl.load(context + 1)
+    _checks.index("remote", "shard_id", rank, 0, world)
+    tl.device_assert((rank >= 0) & (rank < world), _OUTSIDE)
     here = tl.load(context + _BUFFERS + tl.load(context))
     there = tl.load(context + _BUFFERS + rank)
     # In elements, with what is known of the alignment: loads through the result are as wide as through `tensor`.
@@ -204,8 +175,11 @@ def _meet_processes(context, ranks: tl.constexpr, PROCESSES: tl.constexpr, chann
     """Tell every other member that this one is here, wait for all of them, and take their signals back. A signal is a
     count: a member that is a round ahead raises it to 2, and members may differ from one barrier to the next."""
     world = tl.load(context + 1)  # a mesh may be of the first processes only
+    _checks.processes("distributed_barrier", world, PROCESSES)
     tl.device_assert(world >= PROCESSES, "distributed_barrier: more processes than the context has")
-    tl.device_assert(channel < tl.load(context + 2), "distributed_barrier: more channels than the context has")
+    channels = tl.load(context + 2)
+    _checks.index("distributed_barrier", "the channel (index, or the program's number)", channel, 0, channels)
+    tl.device_assert((channel >= 0) & (channel < channels), "distributed_barrier: no such channel in the context")
     me = tl.load(context).to(tl.int32)
     peer = tl.arange(0, triton.next_power_of_2(PROCESSES))
     others = _contains(_words(ranks, PROCESSES), peer) & (peer != me)
@@ -268,16 +242,27 @@ def distributed_barrier(mesh: tl.constexpr, context=None, index=None, polls=None
     context: see `device_context`. For blocks alone a tensor of int32, at first 0, will do.
     index: the channel: barriers under way at once need different ones. Default: the number of the program in a mesh of
         processes, else 0.
-    polls: how often to look for the other processes before giving up. Default: without end.
+    polls: how often to look for the other processes before giving up, once or more. Default: without end.
 
     Returns how many processes were missing when it gave up: 0 without `polls`. If any, the host must set the signals to
     0 before they are used again.
     """
-    party: tl.constexpr = _party(mesh, context)
+    _checks.mesh("distributed_barrier", mesh)
+    if index is not None:
+        _checks.index("distributed_barrier", "index", index)
+    if polls is not None:
+        _checks.index("distributed_barrier", "polls", polls, 1, 2147483648)
+    party: tl.constexpr = _party(mesh)
     ranks: tl.constexpr = party[0]
     PROCESSES: tl.constexpr = party[1]
     blocks: tl.constexpr = party[2]
     BLOCKS: tl.constexpr = party[3]
+    if PROCESSES > 1:
+        _checks.context("distributed_barrier", context)
+        _checks.triton_only("distributed_barrier of processes", "")
+    elif not _is_counters(context):
+        _checks.context("distributed_barrier", context, True)
+    _checks.blocks_can_meet("distributed_barrier", len(blocks))
     program = _program()
     channel = program if BLOCKS == 1 else program * 0
     if index is not None:

@@ -23,6 +23,7 @@ from triton.experimental.gluon import language as gl
 from triton.language import core
 from triton.runtime.jit import constexpr_function
 
+from tle_ops.language import _checks
 from tle_ops.language._compat import (
     HAS_ATOMICS,
     HAS_SCATTER,
@@ -35,10 +36,12 @@ from tle_ops.language._compat import (
     tma_load,
     unwrapped,
 )
+from tle_ops.language.mesh import shown
 
 __all__ = ["alloc", "arange", "cp_async", "load", "local_ptr", "row_layout", "smem", "store", "tma_load"]
 
 _LAYOUTS = ("SwizzledSharedLayout", "NVMMASharedLayout", "PaddedSharedLayout", "SharedLinearLayout")
+_REGISTERS = gl.BlockedLayout.__mro__[1]  # what all layouts of registers are
 _SHARED = tuple(getattr(gl, name) for name in _LAYOUTS if hasattr(gl, name))
 
 
@@ -87,19 +90,19 @@ def alloc(shape, dtype, layout=None, scope=smem, nv_mma_shared_layout=True, _sem
         f"alloc: shape must be compile-time ints > 0, got {_list(shape)}",
     )
     _require(
-        isinstance(dtype, core.dtype) and dtype.primitive_bitwidth >= 8,
-        f"alloc: dtype must be a type of 8 bits or more, such as tl.float32, got {dtype}",
+        isinstance(dtype, core.dtype) and not dtype.is_ptr() and dtype.primitive_bitwidth >= 8,
+        f"alloc: dtype must be a Triton type of 8 bits or more, such as tl.float32, got {shown(dtype)}",
         TypeError,
     )
-    _require(scope is _SMEM, f"alloc: scope must be tle.gpu.smem, got {scope!r}")
-    _require(isinstance(nv_mma, bool), f"alloc: nv_mma_shared_layout must be a bool, got {nv_mma!r}")
+    _require(scope is _SMEM, f"alloc: scope must be tle.gpu.smem, got {shown(scope)}")
+    _require(isinstance(nv_mma, bool), f"alloc: nv_mma_shared_layout must be a bool, got {shown(nv_mma)}")
     ctas = _semantic.builder.options.num_ctas
     _require(ctas == 1, f"alloc: num_ctas must be 1, got {ctas}", NotImplementedError)
     if layout is None:
         layout = _default_layout(shape, dtype, nv_mma)
     _require(
         isinstance(layout, _SHARED),
-        f"alloc: layout must be a shared layout of Gluon, got {layout!r}",
+        f"alloc: layout must be a shared layout of Gluon, got {shown(layout)}",
         TypeError,
     )
     rank = _rank_of(layout, len(shape))
@@ -144,7 +147,9 @@ def _is_unswizzled(layout) -> bool:
 def row_layout(rows, columns, vector, num_warps):
     """Of tensors [rows, columns] in registers: `vector` neighbours per thread, a warp along a row, warps on rows first
     and then along them."""
-    rows, columns, vector, num_warps = (int(n) for n in (rows, columns, vector, num_warps))
+    for name, n in (("rows", rows), ("columns", columns), ("vector", vector), ("num_warps", num_warps)):
+        if not isinstance(n, int) or n <= 0 or n & (n - 1):
+            raise ValueError(f"row_layout: {name} must be a power of two, got {n}")
     lanes = min(32, max(1, columns // vector))
     down = min(num_warps, max(1, rows // (32 // lanes)))
     return gl.BlockedLayout([1, vector], [32 // lanes, lanes], [down, num_warps // down], [1, 0])
@@ -176,7 +181,7 @@ def local_ptr(buf, indices=None, _semantic=None):
     s = _semantic
     _require(
         isinstance(buf, gl.shared_memory_descriptor),
-        f"local_ptr: buf must be a buffer of tle.gpu.alloc, got {type(buf).__name__}",
+        f"local_ptr: buf must be a buffer of tle.gpu.alloc, got {shown(buf)}",
         TypeError,
     )
     if indices is None or unwrapped(indices) is None:
@@ -194,12 +199,14 @@ def local_ptr(buf, indices=None, _semantic=None):
         else:
             _require(
                 isinstance(i, core.tensor) and i.dtype.is_int() and not i.dtype.is_int1(),
-                f"local_ptr: indices must be integers, got {str(i.dtype) if isinstance(i, core.tensor) else repr(i)}",
+                f"local_ptr: indices must be integers, got {shown(i)}",
                 TypeError,
             )
     tensors = [s.to_tensor(unwrapped(i)) for i in indices]
     blocks = sum(t.type.is_block() for t in tensors)
     _require(blocks in (0, len(tensors)), "local_ptr: indices must be all scalars or all tensors, got both", TypeError)
+    shapes = [[int(n) for n in t.shape] for t in tensors]
+    _require(_fit(shapes), f"local_ptr: indices must have shapes that broadcast to one, got {shapes}")
     n = math.prod(shape)
     _require(
         n & (n - 1) == 0,
@@ -210,6 +217,57 @@ def local_ptr(buf, indices=None, _semantic=None):
         t = t.to(gl.int32, _semantic=s)
         at = t if at is None else at.__mul__(size, _semantic=s).__add__(t, _semantic=s)
     return local_pointers({"buffer": buf, "at": at})
+
+
+def _fit(shapes: list[list[int]]) -> bool:
+    """Whether they broadcast to one."""
+    return all(len(same) == len(shapes[0]) for same in shapes) and all(
+        len({n for n in sizes if n != 1}) < 2 for sizes in zip(*shapes, strict=True)
+    )
+
+
+def _global(op: str, pointer) -> None:
+    """What is not of `local_ptr` must be a pointer to global memory."""
+    buffer = isinstance(pointer, gl.shared_memory_descriptor)
+    _require(
+        _checks.is_pointer(pointer),
+        f"{op}: pointer must be of local_ptr, or to global memory, got {shown(pointer)}"
+        + (": shared memory is reached through tle.gpu.local_ptr(buffer)" if buffer else ""),
+        TypeError,
+    )
+
+
+def _mask(op: str, mask, shape):
+    """Nothing or bools that broadcast to `shape`, without a wrapper."""
+    mask = unwrapped(mask)
+    if mask is None or isinstance(mask, bool):
+        return mask
+    _require(
+        isinstance(mask, core.tensor) and mask.dtype.is_int1(),
+        f"{op}: mask must be bools, got {shown(mask)}",
+        TypeError,
+    )
+    _broadcasts(op, "mask", mask, shape)
+    return mask
+
+
+def _value(op: str, name: str, value, shape):
+    """A number or numbers that broadcast to `shape`, without a wrapper."""
+    value = unwrapped(value)
+    _require(
+        isinstance(value, int | float) or (isinstance(value, core.tensor) and not value.dtype.is_ptr()),
+        f"{op}: {name} must be a number or a tensor, got {shown(value)}",
+        TypeError,
+    )
+    _broadcasts(op, name, value, shape)
+    return value
+
+
+def _broadcasts(op: str, name: str, value, shape) -> None:
+    if isinstance(value, core.tensor) and value.type.is_block():
+        mine, there = [int(n) for n in value.shape], [int(n) for n in shape]
+        ok = len(mine) == len(there) and all(m in (1, n) for m, n in zip(mine, there, strict=True))
+        _require(ok, f"{op}: {name} must broadcast to the shape {there} of the pointers, got {shown(value)}")
 
 
 def _flat(buffer, s):
@@ -296,6 +354,17 @@ def _beside(value, at, row, generator, s, dtype=None):
 @gluon_builtin
 def arange(start, end, layout=None, _semantic=None):
     """start .. end - 1. Without a layout the compiler finds one from what the tensor meets."""
+    first, last = unwrapped(start), unwrapped(end)
+    for name, value in (("start", first), ("end", last)):
+        _require(
+            isinstance(value, int) and not isinstance(value, bool),
+            f"arange: {name} must be a compile-time int, got {shown(value)}",
+            TypeError,
+        )
+    n = last - first
+    _require(n > 0 and n & (n - 1) == 0, f"arange: end - start must be a power of two, got {last} - {first} = {n}")
+    if unwrapped(layout) is not None:
+        _check_register_layout("arange", unwrapped(layout), 1)
     return gl.arange(start, end, layout, _semantic=_semantic)
 
 
@@ -306,14 +375,21 @@ def load(pointer, mask=None, other=None, layout=None, _semantic=None, _generator
     layout: of the result, for a whole buffer (the default suits its shape). Indices bring their own.
     """
     s, generator = _semantic, _generator
+    layout = unwrapped(layout)
     if not isinstance(pointer, local_pointers):
+        _global("load", pointer)
+        _require(layout is None, "load: layout must not be given for global memory, whose pointers have one")
+        mask = _mask("load", mask, pointer.shape)
         return gl.load(pointer, mask=mask, other=other, **options, _semantic=s)
     _require(not options, f"load: {', '.join(options)} must not be given for shared memory")
-    mask, other = unwrapped(mask), unwrapped(other)
+    mask, other = _mask("load", mask, pointer.shape), unwrapped(other)
     _require(mask is not None or other is None, "load: other must come with a mask, got none")
+    other = other if other is None else _value("load", "other", other, pointer.shape)
     if "at" not in pointer._values:
         buffer = _whole(pointer.buffer, s)
-        result = buffer.load(unwrapped(layout) or _layout(buffer.shape, generator, s), _semantic=s)
+        if layout is not None:
+            _check_register_layout("load", layout, len(buffer.shape))
+        result = buffer.load(layout or _layout(buffer.shape, generator, s), _semantic=s)
         return result if mask is None else _masked(result, mask, other, generator, s)
     _require(layout is None, "load: layout must not be given with indices, which have one")
     at, row = _places(pointer, generator, s)
@@ -332,6 +408,14 @@ def load(pointer, mask=None, other=None, layout=None, _semantic=None, _generator
     return _like(values, at, generator, s)
 
 
+def _check_register_layout(op: str, layout, rank: int) -> None:
+    """Of registers, and of that rank as far as it tells."""
+    registers = isinstance(layout, _REGISTERS)
+    _require(registers, f"{op}: layout must be a layout of registers of Gluon, got {shown(layout)}", TypeError)
+    of = getattr(layout, "rank", None)
+    _require(not isinstance(of, int) or of == rank, f"{op}: layout must have the rank {rank} of the buffer, got {of}")
+
+
 def _masked(values, mask, other, generator, s):
     other = s.to_tensor(0 if other is None else other) if not isinstance(other, core.tensor) else other
     shape = [int(n) for n in values.shape]
@@ -348,10 +432,12 @@ def store(pointer, value, mask=None, _semantic=None, _generator=None, **options)
     values for one place any may stay. A masked store to a whole buffer reads it first. To global memory: `gl.store`."""
     s, generator = _semantic, _generator
     if not isinstance(pointer, local_pointers):
+        _global("store", pointer)
+        mask = _mask("store", mask, pointer.shape)
         return gl.store(pointer, value, mask=mask, **options, _semantic=s)
     _require(not options, f"store: {', '.join(options)} must not be given for shared memory")
-    mask = unwrapped(mask)
-    value = value if isinstance(value, core.tensor) else s.to_tensor(unwrapped(value))
+    mask, value = _mask("store", mask, pointer.shape), _value("store", "value", value, pointer.shape)
+    value = value if isinstance(value, core.tensor) else s.to_tensor(value)
     if "at" not in pointer._values:
         buffer = _whole(pointer.buffer, s)
         value = _settled(s.cast(value, buffer.dtype), generator, s, [int(n) for n in buffer.shape])
@@ -400,7 +486,7 @@ def _atomic(op: str, pointer, value, mask, s, generator):
         f"{name}: a buffer must hold {'numbers' if floats else 'integers'} of 32 or 64 bits, got {dtype}",
         TypeError,
     )
-    mask = unwrapped(mask)
+    mask, value = _mask(name, mask, pointer.shape), _value(name, "val", value, pointer.shape)
     at, row = _places(pointer, generator, s)
     values = _beside(value, at, row, generator, s, dtype)
     inside = None if mask is None else _beside(mask, at, row, generator, s)
@@ -418,6 +504,8 @@ def _of_shared_memory(op: str):
 
     def function(pointer, val, mask=None, _semantic=None, _generator=None, **options):
         if not isinstance(pointer, local_pointers):
+            _global(f"atomic_{op}", pointer)
+            mask = _mask(f"atomic_{op}", mask, pointer.shape)
             return of_global(pointer, val, mask=mask, **options, _semantic=_semantic)
         _require(not options, f"atomic_{op}: {', '.join(options)} must not be given for shared memory")
         return _atomic(op, pointer, val, mask, _semantic, _generator)
@@ -441,5 +529,6 @@ atomic_xor = _of_shared_memory("xor")
 def atomic_cas(pointer, cmp, val, _semantic=None, **options):
     """On global memory: `gl.atomic_cas`. Shared memory has none."""
     if not isinstance(pointer, local_pointers):
+        _global("atomic_cas", pointer)
         return gl.atomic_cas(pointer, cmp, val, **options, _semantic=_semantic)
     return _atomic("cas", pointer, val, None, _semantic, None)

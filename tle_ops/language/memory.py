@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from tle_ops.language import _checks
 from tle_ops.language._compat import HAS_BLOCK_POINTERS
 
 _BLOCK_POINTERS = tl.constexpr(HAS_BLOCK_POINTERS)
@@ -23,6 +24,10 @@ def load(
     """`tl.load`. `is_async` is a hint that never changes a value, and stock Triton has no attribute to carry it: loads
     become asynchronous copies in a loop `tl.range(..., num_stages=n)`. Block pointers, to which boundary_check and
     padding_option belong, went with Triton 3.9."""
+    _checks.pointers("load", "pointer", pointer)
+    _checks.mask("load", mask)
+    _checks.flag("load", "volatile", volatile)
+    _checks.flag("load", "is_async", is_async)
     if boundary_check is None and padding_option is None:
         return tl.load(
             pointer,

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 PROCESS, CLUSTER, BLOCK = "process", "cluster", "block"
+MEMBERS = 1 << 24  # a mesh names each of them
 
 
 def kind_of(name: str) -> str:
@@ -32,6 +33,21 @@ def plain(value: Any) -> Any:
 
 def is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def shown(value: Any) -> str:
+    """In a message: what is known at compile time as it is, what is not by its type."""
+    value = plain(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(shown, value))}]"
+    kind = getattr(value, "type", None) if type(value).__module__.startswith(("triton.", "tle_ops.")) else None
+    if kind is None or type(kind).__name__ == "constexpr_type":
+        return repr(value)
+    if not hasattr(kind, "scalar") and not hasattr(value, "slice"):
+        return f"a run-time value ({kind})"
+    shape = [int(n) for n in value.shape]
+    what = "a shared-memory buffer" if hasattr(value, "slice") else "a run-time value"
+    return f"{what} ({value.dtype}{f' {shape}' if shape else ''})"
 
 
 class device_mesh:
@@ -59,6 +75,8 @@ class device_mesh:
         if len(set(names)) != len(names):
             raise ValueError(f"device_mesh: axis names must be unique, got {names}")
         shape, kinds = tuple(size for _, size, _ in axes), tuple(kind for _, _, kind in axes)
+        if prod(shape) > MEMBERS:
+            raise ValueError(f"device_mesh: a mesh must have at most {MEMBERS} members, got {prod(shape)}")
         self._set(shape, names, kinds, tuple(range(prod(shape))), (shape, names, kinds))
 
     def _set(self, shape: tuple, names: tuple, kinds: tuple, ids: tuple, launch: tuple) -> None:
@@ -137,8 +155,10 @@ class device_mesh:
     def coordinate_of(self, rank: int) -> tuple[int, ...]:
         """The process `rank` along the process axes of the whole mesh."""
         sizes = [n for n, kind in zip(self.launch_shape, self.launch_dim_kinds, strict=True) if kind == PROCESS]
-        if not is_int(rank) or not 0 <= rank < prod(sizes):
-            raise ValueError(f"device_mesh: rank must be in [0, {prod(sizes)}), got {rank!r}")
+        if not is_int(rank):
+            raise TypeError(f"device_mesh: rank must be an int, got {shown(rank)}")
+        if not 0 <= rank < prod(sizes):
+            raise ValueError(f"device_mesh: rank must be in [0, {prod(sizes)}), got {rank}")
         coordinate = []
         for n in reversed(sizes):
             rank, c = divmod(rank, n)
@@ -160,7 +180,7 @@ class device_mesh:
                 raise ValueError(f"shard_id: axis must be one of {names}, got {axis!r}")
             axis = names.index(axis)
         if not is_int(axis):
-            raise TypeError(f"shard_id: axis must be a name or an int, got {axis!r}")
+            raise TypeError(f"shard_id: axis must be a name or an int, got {shown(axis)}")
         if not -len(names) <= axis < len(names):
             raise IndexError(f"shard_id: axis must be in [{-len(names)}, {len(names)}), got {axis}")
         axis %= len(names)
@@ -226,7 +246,9 @@ class device_mesh:
         """The same members in another shape. Axes keep their names if their number stays, else they are called "flat"
         (a single one) or "dim0", "dim1", ..."""
         sizes = plain(shape[0] if len(shape) == 1 and isinstance(plain(shape[0]), tuple) else shape)
-        if not sizes or any(not is_int(n) or n <= 0 for n in sizes) or prod(sizes) != self.size:
+        if not all(map(is_int, sizes)):
+            raise TypeError(f"device_mesh: reshape must be to ints, got {shown(sizes)}")
+        if not sizes or any(n <= 0 for n in sizes) or prod(sizes) != self.size:
             raise ValueError(f"device_mesh: reshape of {self.size} members must have as many, got {sizes}")
         if len(sizes) == self.ndim:
             names = self._names
@@ -276,10 +298,8 @@ class Shard:
     def __init__(self, shard_id: Any, scope: device_mesh | None) -> None:
         shard_id, scope = plain(shard_id), plain(scope)
         if scope is not None and not isinstance(scope, device_mesh):
-            raise TypeError(f"remote: scope must be a device_mesh, got {scope!r}")
+            raise TypeError(f"remote: scope must be a device_mesh, got {shown(scope)}")
         self.linear = not isinstance(shard_id, tuple)
-        if isinstance(shard_id, bool | float | str) or shard_id is None:
-            raise TypeError(f"remote: shard_id must be an int, a scalar or a tuple of them, got {shard_id!r}")
         if scope is None and not self.linear:
             raise ValueError("remote: scope must be given for a shard_id of coordinates, got None")
         self.bounds = () if scope is None else scope.process_shape
@@ -314,8 +334,9 @@ class Shard:
 
 def _axes(topology: Any) -> Iterator[tuple[str, int, str]]:
     """(name, size, kind) of every axis, checked."""
+    topology = plain(topology)
     if not isinstance(topology, Mapping):
-        raise TypeError(f"device_mesh: topology must be a mapping of levels, got {type(topology).__name__}")
+        raise TypeError(f"device_mesh: topology must be a mapping of levels, got {shown(topology)}")
     if not topology:
         raise ValueError("device_mesh: topology must have a level, got none")
     for level, axes in topology.items():
@@ -347,6 +368,8 @@ def _picked(key: Any, size: int) -> Sequence[int]:
     if isinstance(key, slice):
         if any(k is not None and not is_int(k) for k in (key.start, key.stop, key.step)):
             raise TypeError(f"device_mesh: a slice must be of ints, got {key}")
+        if key.step == 0:
+            raise ValueError(f"device_mesh: the step of a slice must not be 0, got {key}")
         picked = range(*key.indices(size))
         if not picked:
             raise ValueError(f"device_mesh: a sub-mesh must have members, got none of {size} by {key}")

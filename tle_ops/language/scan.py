@@ -2,14 +2,17 @@
 
 import triton
 import triton.language as tl
+from triton import knobs
+
+from tle_ops.language import _checks
 
 
 @triton.constexpr_function
 def _scan_dtype(dtype, want):
-    """Of the sums: what is asked for, else bfloat16 in float32 and integers in at least 32 bits."""
+    """Of the sums: what is asked for, else bfloat16 and float8 in float32 and integers in at least 32 bits."""
     if want is not None:
         return want
-    if dtype.is_bf16():
+    if dtype.is_bf16() or dtype.is_fp8():
         return tl.float32
     if dtype.is_int_signed() and dtype.int_bitwidth < 32:
         return tl.int32
@@ -56,6 +59,12 @@ def _in_levels(type):
     return type.is_block() and type.shape[0] >= 512 and not hasattr(type, "layout")
 
 
+@triton.constexpr_function
+def _interpreted(dtype):
+    """Triton's interpreter refuses a sum that does not fit in int32, where the GPU wraps."""
+    return knobs.runtime.interpret and dtype.primitive_bitwidth == 32
+
+
 @triton.jit
 def cumsum(input, axis: tl.constexpr = 0, reverse: tl.constexpr = False, dtype: tl.constexpr = None):
     """Exclusive sums of a block, and the total.
@@ -63,19 +72,23 @@ def cumsum(input, axis: tl.constexpr = 0, reverse: tl.constexpr = False, dtype: 
     input: [BLOCK], or a scalar, whose sums are (0, input). Load lanes beyond the data as 0, or they count in the total.
     axis: 0 (or -1), the only one.
     reverse: sum what comes after a lane, in place of what comes before it.
-    dtype: of the sums. Default: float32 for bfloat16, int32 (uint32) for signed (unsigned and bool) integers below 32
-        bits, otherwise that of the input. float16 is summed in float16: ask for float32 where that is too narrow.
+    dtype: of the sums, a dtype of Triton. Default: float32 for bfloat16 and float8, int32 (uint32) for signed (unsigned
+        and bool) integers below 32 bits, otherwise that of the input. float16 is summed in float16: ask for float32
+        where that is too narrow.
 
     Returns (exclusive [BLOCK], total). `exclusive + input` are the inclusive sums. Integers wrap. An infinity or a NaN
     reaches only the sums that contain it: for floats, exclusive is never `inclusive - input`.
     """
+    _checks.row("cumsum", "input", input, scalar=True)
+    _checks.axis("cumsum", axis)
+    _checks.flag("cumsum", "reverse", reverse)
+    _checks.dtype_of_sums("cumsum", dtype)
     v = input.to(_scan_dtype(input.dtype, dtype))
-    tl.static_assert(len(input.shape) < 2, "cumsum: input must be a block of one dimension")
-    tl.static_assert(axis == 0 or axis == -1, "cumsum: axis must be 0")
     if len(input.shape) == 0:
         return (v < v).to(v.dtype), v
     elif not v.dtype.is_floating():
-        return tl.cumsum(v, 0, reverse) - v, tl.sum(v, 0).to(v.dtype)
+        wide = v.to(tl.int64) if _interpreted(v.dtype) else v
+        return tl.cumsum(v, 0, reverse) - v, tl.sum(wide, 0).to(v.dtype)
     elif _in_levels(v.type):
         return _many_floats(v, reverse)
     else:

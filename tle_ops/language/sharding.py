@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tle_ops.language.mesh import device_mesh, is_int, plain
+from tle_ops.language.mesh import device_mesh, is_int, plain, shown
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,12 @@ class ShardingSpec:
     def __init__(self, mesh: device_mesh, split: Sequence | None = None, partial: Sequence | None = None) -> None:
         mesh, split, partial = plain(mesh), plain(split), plain(partial)
         if not isinstance(mesh, device_mesh):
-            raise TypeError(f"sharding: mesh must be a device_mesh, got {mesh!r}")
+            raise TypeError(f"sharding: mesh must be a device_mesh, got {shown(mesh)}")
         if split is not None:
             split = tuple(_split_axes(entry) for entry in _sequence("split", split))
-        partial = tuple(_axis("partial", P, entry) for entry in _sequence("partial", partial or ()))
+        partial = tuple(
+            _axis("partial", P, entry) for entry in _sequence("partial", () if partial is None else partial)
+        )
         used = [axis for axes in split or () for axis in axes]
         for what, axes in (("split", used), ("partial", partial)):
             for axis in axes:
@@ -83,6 +85,9 @@ class ShardingSpec:
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"sharding: a spec does not change, got a new {name}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"sharding: a spec does not change, got a deleted {name}")
 
     def axis_state(self, axis: str) -> str:
         """ "S", "P" or "B"."""
@@ -111,23 +116,26 @@ class ShardedTensor(namedtuple("ShardedTensor", "handle sharding shape")):
     """A tensor with the way it lies on a mesh. Inside a kernel nothing but the checks is left of it: made of pointers,
     it is these pointers.
 
+    handle: this member's part of it: a tensor, inside a kernel pointers.
     shape: of the whole tensor, a list of positive ints; of as many dimensions as sharding.split has.
-    Raises TypeError unless sharding is a ShardingSpec, ValueError for a shape that does not fit.
+    Raises TypeError for a handle that is neither and for a sharding that is no ShardingSpec, ValueError for a shape
+    that does not fit.
     """
 
     __slots__ = ()
 
     def __new__(cls, handle: Any, sharding: ShardingSpec, shape: Sequence[int] | None = None) -> Any:
-        sharding, shape = plain(sharding), plain(shape)
+        handle, sharding, shape = plain(handle), plain(sharding), plain(shape)
+        in_kernel = type(handle).__module__.startswith("triton.")
+        if not (_is_pointer(handle) if in_kernel else _is_tensor(handle)):
+            raise TypeError(
+                f"make_sharded_tensor: handle must be a tensor, or pointers in a kernel, got {shown(handle)}"
+            )
         if not isinstance(sharding, ShardingSpec):
-            raise TypeError(f"make_sharded_tensor: sharding must be a ShardingSpec, got {sharding!r}")
+            raise TypeError(f"make_sharded_tensor: sharding must be a ShardingSpec, got {shown(sharding)}")
         if shape is not None:
-            try:
-                shape = tuple(shape)
-            except TypeError:
-                raise TypeError(f"make_sharded_tensor: shape must be a list of ints, got {shape!r}") from None
-            if not all(is_int(n) for n in shape):
-                raise TypeError(f"make_sharded_tensor: shape must be a list of ints, got {shape!r}")
+            if not isinstance(shape, tuple) or not all(is_int(n) for n in shape):
+                raise TypeError(f"make_sharded_tensor: shape must be a list of ints, got {shown(shape)}")
             if any(n <= 0 for n in shape):
                 raise ValueError(f"make_sharded_tensor: shape must be positive, got {list(shape)}")
             if sharding.split is not None and len(sharding.split) != len(shape):
@@ -135,7 +143,7 @@ class ShardedTensor(namedtuple("ShardedTensor", "handle sharding shape")):
                     f"make_sharded_tensor: shape must have the {len(sharding.split)} dimensions of the sharding, "
                     f"got {list(shape)}"
                 )
-        if type(handle).__module__.startswith("triton.language"):
+        if in_kernel:
             return handle
         return super().__new__(cls, handle, sharding, shape)
 
@@ -145,9 +153,19 @@ sharding = ShardingSpec
 make_sharded_tensor = ShardedTensor
 
 
+def _is_tensor(handle: Any) -> bool:
+    """Of whatever library."""
+    return not isinstance(handle, type) and hasattr(handle, "shape") and hasattr(handle, "dtype")
+
+
+def _is_pointer(handle: Any) -> bool:
+    """A run-time value of a kernel, whose types Triton defines."""
+    return hasattr(handle, "type") and getattr(handle.type, "scalar", None) is not None and handle.type.scalar.is_ptr()
+
+
 def _sequence(name: str, value: Any) -> Sequence:
     if not isinstance(value, list | tuple):
-        raise TypeError(f"sharding: {name} must be a list, got {value!r}")
+        raise TypeError(f"sharding: {name} must be a list, got {shown(value)}")
     return value
 
 
@@ -163,7 +181,7 @@ def _split_axes(entry: Any) -> tuple[str, ...]:
 def _axis(what: str, marker: type, entry: Any) -> str:
     name = plain(entry.axis) if isinstance(entry, marker) else entry
     if not isinstance(name, str):
-        raise TypeError(f"sharding: {what} must hold axis names or {marker.__name__}(name), got {entry!r}")
+        raise TypeError(f"sharding: {what} must hold axis names or {marker.__name__}(name), got {shown(entry)}")
     if not name:
         raise ValueError(f"sharding: {what} must hold axis names, got an empty one")
     return name

@@ -9,47 +9,27 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITCallable
 
+from tle_ops.language import _checks
+
 _OUTSIDE = tl.constexpr("index outside the grid of tiles")
+_IN_GLUON = tl.constexpr(", whose buffers have slice() and index()")
 
 
 # --- compile-time arithmetic on shapes -------------------------------------------------------------------------------
 @triton.constexpr_function
 def _ints(shape):
-    return (int(shape),) if isinstance(shape, int) else tuple(int(n) for n in shape)
+    return (int(shape),) if isinstance(shape, int) else tuple(int(n) for n in shape)  # also of constexprs
 
 
 @triton.constexpr_function
 def _tile_shape(shape, tile_shape):
-    if (shape is None) == (tile_shape is None):
-        raise ValueError("extract_tile: one of shape and tile_shape must be given")
     given = tile_shape if shape is None else shape
-    given = list(given) if isinstance(given, tuple | list | tl.tuple) else [given]
-    out = []
-    for n in given:
-        n = n.value if isinstance(n, tl.constexpr) else n
-        if not isinstance(n, int) or isinstance(n, bool):
-            raise TypeError(f"extract_tile: shape must be compile-time ints, got {n}")
-        out.append(n)
-    return tuple(out)
+    return _ints(given)
 
 
 @triton.constexpr_function
 def _is_list(index):
     return isinstance(index, (tuple, list, tl.tuple))
-
-
-@triton.constexpr_function
-def _check_block(op, name, x):
-    if not isinstance(x, tl.tensor):
-        raise TypeError(f"{op}: {name} must be a block, got {x}")
-    if len(x.shape) == 0:
-        raise ValueError(f"{op}: {name} must have dimensions, got a scalar")
-
-
-@triton.constexpr_function
-def _check_dtypes(x, tile):
-    if x.dtype != tile.dtype:
-        raise TypeError(f"insert_tile: tile must have the dtype of the block, {x.dtype}, got {tile.dtype}")
 
 
 @triton.constexpr_function
@@ -75,12 +55,7 @@ def _grid(op, shape, tile, index):
     for d in range(len(bounds)):
         i = entries[d]
         i = i.value if isinstance(i, tl.constexpr) else i
-        if isinstance(i, tl.tensor):
-            if len(i.shape) > 0 or not i.dtype.is_int():
-                raise TypeError(f"{op}: index must be of ints and integer scalars, got {i.type}")
-        elif not isinstance(i, int) or isinstance(i, bool):
-            raise TypeError(f"{op}: index must be of ints and integer scalars, got {i}")
-        elif not 0 <= i < bounds[d]:
+        if isinstance(i, int) and not 0 <= i < bounds[d]:
             raise ValueError(f"{op}: index must be in [0, {bounds[d]}), got {i}")
     return tuple(grid)
 
@@ -204,7 +179,10 @@ def extract_tile(x, index, shape: tl.constexpr = None, tile_shape: tl.constexpr 
 
     What is known at compile time is checked then (ValueError, TypeError), a run-time index in debug mode.
     """
-    _check_block("extract_tile", "x", x)
+    _checks.triton_only("extract_tile", _IN_GLUON)
+    _checks.block("extract_tile", "x", x)
+    _checks.tile_shape("extract_tile", shape, tile_shape)
+    _checks.tile_index("extract_tile", index)
     tile: tl.constexpr = _tile_shape(shape, tile_shape)
     grid: tl.constexpr = _grid("extract_tile", x.shape, tile, index)
     known: tl.constexpr = _known(index, grid)
@@ -219,9 +197,11 @@ def extract_tile(x, index, shape: tl.constexpr = None, tile_shape: tl.constexpr 
 def insert_tile(x, tile, index):
     """The block x with the tile at a grid coordinate replaced. `index` and checks as in `extract_tile`; the tile has
     the dtype of x."""
-    _check_block("insert_tile", "x", x)
-    _check_block("insert_tile", "tile", tile)
-    _check_dtypes(x, tile)
+    _checks.triton_only("insert_tile", _IN_GLUON)
+    _checks.block("insert_tile", "x", x)
+    _checks.block("insert_tile", "tile", tile)
+    _checks.same_dtype("insert_tile", x, tile)
+    _checks.tile_index("insert_tile", index)
     grid: tl.constexpr = _grid("insert_tile", x.shape, tile.shape, index)
     rank: tl.constexpr = _rank(tile.shape)
     once: tl.constexpr = _interleaved(_ones_but(grid, 0, 1), tile.shape)  # (1, T0, 1, T1)
