@@ -97,3 +97,43 @@ def bisect(keys, low, high, k, enough):
         else:
             high = middle - 1
     return low, high
+
+
+@triton.jit
+def _eighths(low, span, i):
+    """low + 1 + i eighths of the span: above low, and not above low + span if that is not 0."""
+    eighths = (span >> 3) * i + ((span & 7) * i >> 3)
+    return low + 1 + eighths.to(low.dtype, bitcast=True)
+
+
+@triton.jit
+def _reach(keys, a, b):
+    """Whether keys are from a on, and from b on, in the halves of an integer."""
+    return tl.where(keys >= a, 1, 0) + tl.where(keys >= b, 65536, 0)
+
+
+@triton.jit
+def search(keys, low, high, k, enough):
+    """`bisect`, but in eighths, of a block of at most 2^15. Most of a step is to sum over the warps, and seven counts
+    are summed in the time of one. Returns how many keys are from low on as well, or enough + 1 if that was not known
+    to be more than enough."""
+    from_low = enough + 1
+    while (low < high) & (from_low > enough):
+        span = (high - low).to(unsigned(low.dtype), bitcast=True)
+        p1, p2, p3 = _eighths(low, span, 1), _eighths(low, span, 2), _eighths(low, span, 3)
+        p4, p5, p6 = _eighths(low, span, 4), _eighths(low, span, 5), _eighths(low, span, 6)
+        p7 = _eighths(low, span, 7)
+        flags = tl.join(_reach(keys, p1, p2), _reach(keys, p5, p6))
+        flags = tl.join(flags, tl.join(_reach(keys, p3, p4), tl.where(keys >= p7, 1, 0)))
+        s15, s37 = tl.split(tl.sum(flags, 0))
+        s1, s5 = tl.split(s15)
+        s3, s7 = tl.split(s37)
+        step = tl.zeros_like(from_low)
+        for i in tl.static_range(7):
+            reached = (s1, s1 >> 16, s3, s3 >> 16, s5, s5 >> 16, s7)[i] & 0xFFFF
+            step += (reached >= k).to(tl.int32)
+            from_low = tl.where(reached >= k, reached, from_low)
+        beyond = step.to(span.dtype)
+        high = tl.where(step < 7, _eighths(low, span, beyond + 1) - 1, high)
+        low = tl.where(step > 0, _eighths(low, span, beyond), low)
+    return low, high, from_low

@@ -24,17 +24,19 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 import tle_ops.language as tle
-from tle_ops.kernels._keys_triton import bisect, count, greatest, keys_of, least, middle_of, value_of
+from tle_ops.kernels._keys_triton import count, greatest, keys_of, least, middle_of, search, value_of
 from tle_ops.kernels._lines_triton import aligned, known
 from tle_ops.kernels._replay import scratch
 from tle_ops.kernels._triton import INTERPRETED, kernel
 
-SAMPLE = 4096  # elements, or maxima of groups, from which one program takes the bound; up to four times as many
+SAMPLE = 4096  # elements, or maxima of groups, from which one program takes the bound
+MOST_MEMBERS = 4  # of a group, if every program of the filter draws the sample
 RUN = 8  # of which so many lie together: a sector of float32
 DRAWN = 1024  # elements of which a program takes maxima
-PROGRAMS = 4224  # warps that an H200 holds at once, 32 on each multiprocessor
+PROGRAMS = 132  # multiprocessors of an H200
+WARPS = 16  # of a program that filters
 TILE = 512  # columns that a warp filters at once: 16 a thread
-SHORTEST, LONGEST = 512, 65536  # parts: columns within one are stored in 16 bits
+LONGEST = 65536  # part: columns within one are stored in 16 bits
 SLOTS = 4096  # for what passes, that the final kernel handles well; it may be twice as many
 
 
@@ -135,7 +137,7 @@ def _members(length, step, GROUPS: tl.constexpr, MEMBERS: tl.constexpr):
 
 @kernel("N", "k", "step", "x_row")
 def _bound_kernel(
-    x_ptr,  # [M, N], rows x_row apart; with MEMBERS > 1 maxima [M, BLOCK]
+    x_ptr,  # [M, N], rows x_row apart; with GROUPED maxima [M, BLOCK]
     starts_ptr,  # with STARTS [M]
     ends_ptr,  # with ENDS [M]
     bounds_ptr,  # keys [M]
@@ -147,6 +149,7 @@ def _bound_kernel(
     STARTS: tl.constexpr,
     ENDS: tl.constexpr,
     PDL: tl.constexpr,
+    GROUPED: tl.constexpr,
     MEMBERS: tl.constexpr,
     MOST: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -158,40 +161,62 @@ def _bound_kernel(
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     start, end = window(starts_ptr, ends_ptr, row, N, STARTS, ENDS)
-    length = end - start
-    i = tl.arange(0, BLOCK)
-    samples = tl.full((), BLOCK, tl.int32)
-    if MEMBERS > 1:
-        samples = _members(length, step, BLOCK, MEMBERS) * BLOCK
+    members = _members(end - start, step, BLOCK, MEMBERS)
+    if GROUPED:
         if PDL:
             gdc_wait()
-        keys = tl.load(x_ptr + row * BLOCK + i)
+        keys = tl.load(x_ptr + row * BLOCK + tl.arange(0, BLOCK))
     else:
-        run = tl.arange(0, BLOCK // RUN)[:, None]
-        at = (start + _drawn(run, samples // RUN, length)) // RUN * RUN + tl.arange(0, RUN)[None, :]
-        x = tl.load(x_ptr + row * known(x_row, ALIGNED) + at, mask=at < known(N, ALIGNED), other=0)
-        keys = tl.where((at >= start) & (at < end), keys_of(x, LARGEST), least(keys_of(x, LARGEST).dtype))
-        keys = tl.reshape(keys, (BLOCK,))
+        x_ptr += row * known(x_row, ALIGNED)
+        keys = _sample(x_ptr, known(N, ALIGNED), start, end, members, LARGEST, MEMBERS, BLOCK, RUN)
+    tl.store(bounds_ptr + row, _bound_of(keys, end - start, members, k, LARGEST, MOST, BLOCK, FLOATING))
+
+
+@triton.jit
+def _sample(
+    x_ptr, N, start, end, members, LARGEST: tl.constexpr, MEMBERS: tl.constexpr, BLOCK: tl.constexpr,
+    RUN: tl.constexpr,
+):  # fmt: skip
+    """Keys [BLOCK]: each the greatest of `members` elements of the window. Runs of RUN lie together."""
+    member = tl.arange(0, MEMBERS)[:, None, None]
+    run = member * (BLOCK // RUN) + tl.arange(0, BLOCK // RUN)[None, :, None]
+    at = start + _drawn(run, members * (BLOCK // RUN), end - start)
+    at = at // RUN * RUN + tl.arange(0, RUN)[None, None, :]  # [MEMBERS, BLOCK // RUN, RUN]
+    x = tl.load(x_ptr + at, mask=(at < N) & (member < members), other=0)
+    LEAST: tl.constexpr = least(keys_of(x, LARGEST).dtype)
+    keys = tl.where((at >= start) & (at < end) & (member < members), keys_of(x, LARGEST), LEAST)
+    return tl.reshape(tl.max(keys, 0), (BLOCK,))
+
+
+@triton.jit
+def _bound_of(
+    keys, length, members, k, LARGEST: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr, FLOATING: tl.constexpr
+):
+    """The key that the elements of a row of this length have to exceed, by its sample."""
     # Five standard deviations more than the k-th of the row is expected to have before it in the sample.
-    expected = samples * (k / tl.maximum(length, 1).to(tl.float32))
+    expected = members * BLOCK * (k / tl.maximum(length, 1).to(tl.float32))
     rank = tl.minimum((expected + 5.0 * tl.sqrt(expected)).to(tl.int32) + 4, BLOCK)
-    low, _ = bisect(keys, tl.min(keys, 0), tl.max(keys, 0), rank, rank + rank // 32)
+    low, _, _ = search(keys, tl.min(keys, 0), tl.max(keys, 0), rank, rank + rank // 32)
     if FLOATING and LARGEST:
         low = tl.minimum(low, 0x7F800000)  # a NaN compares with nothing
-    low = tl.where(length <= MOST, least(low.dtype), low)  # everything may pass
-    tl.store(bounds_ptr + row, low)
+    return tl.where(length <= MOST, least(low.dtype), low)  # everything may pass
 
 
-@kernel("N", "parts", "x_row")
+@kernel("N", "k", "step", "parts", "x_row")
 def _filter_kernel(
     x_ptr,  # [M, N], rows x_row apart
     starts_ptr,  # with STARTS [M]
     ends_ptr,  # with ENDS [M]
-    bounds_ptr,  # keys [M]
-    passed_ptr,  # int16 [M, parts, ROOM]: columns within the part of what is above the bound
+    bounds_ptr,  # keys [M]: with SAMPLE written, else read
+    passed_ptr,  # int16 [M, parts, CHUNKS, ROOM]: columns within the chunk of what is above the bound
+    values_ptr,  # with JOINED [M, parts, CHUNKS, EACH]: the values of the first of them
+    counts_ptr,  # int32 [2, M, parts, CHUNKS]: how many are above, how many at the bound
+    near_ptr,  # with JOINED int16 [M, parts, KEPT]: columns within the part of what is above the bound
     kept_ptr,  # [M, parts, KEPT]: the values of the first of them
-    counts_ptr,  # int32 [2, M, parts]: how many are above, how many at the bound
+    totals_ptr,  # with JOINED int32 [M, parts]: how many these are, or more than KEPT if one is missing
     N: tl.int32,
+    k: tl.int32,
+    step: tl.int32,
     parts: tl.int32,  # of a row
     x_row: tl.int64,
     LARGEST: tl.constexpr,
@@ -199,45 +224,141 @@ def _filter_kernel(
     ENDS: tl.constexpr,
     PDL: tl.constexpr,
     ALIGNED: tl.constexpr,
-    PART: tl.constexpr,
-    ROOM: tl.constexpr,
-    KEPT: tl.constexpr,
-    TILE: tl.constexpr,
-    WIDTH: tl.constexpr,
     WHOLE: tl.constexpr,
+    SAMPLE: tl.constexpr,  # 0, or the program takes its row's bound itself
+    MEMBERS: tl.constexpr,
+    MOST: tl.constexpr,
+    FLOATING: tl.constexpr,
+    RUN: tl.constexpr,
+    PART: tl.constexpr,
+    CHUNKS: tl.constexpr,  # of a part: 1, or as many as there are warps, which walk one each
+    ROOM: tl.constexpr,
+    EACH: tl.constexpr,
+    KEPT: tl.constexpr,
+    JOINED: tl.constexpr,
+    WARPS: tl.constexpr,
+    TILE: tl.constexpr,  # columns that a warp filters at once
+    WIDTH: tl.constexpr,  # of a load
 ):
-    part = tl.program_id(0) % parts
+    # A tile is [Q, WARPS, L], of which the last is what a warp loads at once. Nothing is reduced over the warps.
+    Q: tl.constexpr = 16 // WIDTH
+    L: tl.constexpr = TILE // Q
+    CHUNK: tl.constexpr = PART // CHUNKS
+    if PDL:
+        gdc_launch_dependents()
+    program = tl.program_id(0).to(tl.int64)
     row = (tl.program_id(0) // parts).to(tl.int64)
     start, end = window(starts_ptr, ends_ptr, row, known(N, ALIGNED), STARTS, ENDS)
     x_ptr += row * known(x_row, ALIGNED)
-    passed_ptr += tl.program_id(0).to(tl.int64) * ROOM
-    kept_ptr += tl.program_id(0).to(tl.int64) * KEPT
-    lane = tl.arange(0, TILE)
-    x = tile_of(x_ptr, part * PART, start, end, known(N, ALIGNED), TILE, WHOLE)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    bound = tl.load(bounds_ptr + row)
-    found = tl.full((), 0, tl.int32)
-    level = tl.full((), 0, tl.int32)
-    for offset in range(0, PART, TILE):
-        n = part * PART + offset + lane
-        if offset > 0:
-            x = tile_of(x_ptr, part * PART + offset, start, end, known(N, ALIGNED), TILE, WHOLE)
+    warp = tl.arange(0, WARPS)[None, :, None]
+    STEP: tl.constexpr = TILE if CHUNKS > 1 else TILE * WARPS  # from one tile of a warp to its next
+    FIRST: tl.constexpr = CHUNK if CHUNKS > 1 else TILE  # from one warp to the next
+    begin = tl.program_id(0) % parts * PART + warp * FIRST  # [1, WARPS, 1]
+    lane = tl.arange(0, Q)[:, None, None] * L + tl.arange(0, L)[None, None, :]  # [Q, 1, L]
+    x = _tile(x_ptr, begin, lane, start, end, known(N, ALIGNED), TILE, WHOLE)
+    if SAMPLE > 0:
+        members = _members(end - start, step, SAMPLE, MEMBERS)
+        keys = _sample(x_ptr, known(N, ALIGNED), start, end, members, LARGEST, MEMBERS, SAMPLE, RUN)
+        bound = _bound_of(keys, end - start, members, k, LARGEST, MOST, SAMPLE, FLOATING)
+        if tl.program_id(0) % parts == 0:
+            tl.store(bounds_ptr + row, bound)
+    else:
+        if PDL:
+            gdc_wait()
+        bound = tl.load(bounds_ptr + row)
+    passed_ptr += program * (CHUNKS * ROOM)
+    values_ptr += program * (CHUNKS * EACH)
+    chunk = warp if CHUNKS > 1 else tl.zeros_like(warp)
+    found = tl.zeros((WARPS,), tl.int32)
+    level = tl.zeros((WARPS, L), tl.int32)
+    for offset in range(0, CHUNK, STEP):
+        n = begin + offset + lane
+        # The next tile is on its way while this one is worked on.
+        ahead = tl.minimum(offset + STEP, CHUNK - STEP)
+        following = _tile(x_ptr, begin + ahead, lane, start, end, known(N, ALIGNED), TILE, WHOLE)
         above, equal = _against(x, bound, LARGEST)
         above = within(above, n, start, end, WHOLE)
-        both = count_both(above, within(equal, n, start, end, WHOLE))
-        level += both >> 16
-        here = both & 0xFFFF
-        if here > 0:
-            rank, place = append(passed_ptr, found, above, offset + lane, ROOM, WIDTH)
-            if KEPT > 0:
-                tl.store(kept_ptr + place, x, mask=above & (rank < KEPT - found))
+        level += tl.sum(within(equal, n, start, end, WHOLE).to(tl.int32), 0)
+        rank, here = _ranks(above, Q, L)
+        if CHUNKS == 1:  # a warp's come after those of the warps before it
+            before = tl.cumsum(here, 0) - here
+            here = tl.zeros_like(here) + tl.sum(here, 0)
+            rank += before[None, :, None]
+        rank += found[None, :, None]
+        place = chunk * ROOM + rank
+        # What is said of `place` is not so. It keeps the lanes of the store where the load put them, or everything
+        # would be moved to another layout; and since the mask differs from lane to lane, every element is stored by
+        # itself. For the same reason no mask may be made of `place`: one comparison would stand for WIDTH of them.
+        place = tl.max_contiguous(tl.multiple_of(place, (1, 1, WIDTH)), (1, 1, WIDTH))
+        inner = n - begin + (0 if CHUNKS > 1 else warp * TILE)
+        tl.store(passed_ptr + place, inner.to(tl.int16), mask=above & (rank < ROOM))
+        if EACH > 0:
+            place = chunk * EACH + rank
+            place = tl.max_contiguous(tl.multiple_of(place, (1, 1, WIDTH)), (1, 1, WIDTH))
+            tl.store(values_ptr + place, x, mask=above & (rank < EACH))
         found += here
-    counts_ptr += tl.program_id(0)
-    programs = tl.num_programs(0)
-    tl.store(counts_ptr, found)
-    tl.store(counts_ptr + programs, level)
+        x = following
+    levels_ptr = counts_ptr + (program + tl.num_programs(0)) * CHUNKS
+    counts_ptr += program * CHUNKS
+    level = tl.sum(level, 1)  # [WARPS]
+    if CHUNKS == 1:
+        tl.store(counts_ptr, tl.max(found, 0))
+        tl.store(levels_ptr, tl.sum(level, 0))
+    else:
+        tl.store(counts_ptr + tl.arange(0, CHUNKS), found)
+        tl.store(levels_ptr + tl.arange(0, CHUNKS), level)
+    if JOINED:
+        tl.debug_barrier()
+        slot = tl.arange(0, CHUNKS * EACH)
+        of = slot // EACH
+        here = tl.load(counts_ptr + of)
+        n = tl.load(passed_ptr + of * ROOM + slot % EACH).to(tl.int32) & 0xFFFF
+        x = tl.load(values_ptr + slot)
+        inside = slot % EACH < here
+        rank, total = tle.cumsum(inside.to(tl.int32))
+        # As above.
+        place = tl.max_contiguous(tl.multiple_of(program * KEPT + rank, WIDTH), WIDTH)
+        tl.store(near_ptr + place, (of * CHUNK + n).to(tl.int16), mask=inside & (rank < KEPT))
+        tl.store(kept_ptr + place, x, mask=inside & (rank < KEPT))
+        tl.store(totals_ptr + program, tl.where(tl.max(found, 0) > EACH, KEPT + 1, total))
+
+
+@triton.jit
+def _tile(x_ptr, begin, lane, start, end, N, TILE: tl.constexpr, WHOLE: tl.constexpr):
+    """A tile for each warp; nothing is read if it lies outside the window. A mask that knew the window's ends exactly
+    would make narrow loads of wide ones. WHOLE: there is no window, and the row is made of whole tiles."""
+    n = begin + lane
+    if WHOLE:
+        return tl.load(x_ptr + n)
+    else:
+        return tl.load(x_ptr + n, mask=(n < N) & (begin < end) & (begin + TILE > start), other=0)
+
+
+@triton.jit
+def _ranks(flags, Q: tl.constexpr, L: tl.constexpr):
+    """Of flags [Q, W, L], how many are set before each one in its [Q, L]; and of each [Q, L] how many, [W]. One scan for
+    all of Q: their counts share an integer."""
+    KIND: tl.constexpr = tl.int64 if Q > 4 else tl.int32
+    BITS: tl.constexpr = KIND.primitive_bitwidth // Q
+    MASK: tl.constexpr = (1 << min(BITS, 31)) - 1
+    shift = tl.arange(0, Q)[:, None, None] * BITS
+    packed = tl.sum(flags.to(KIND) << shift, 0)  # [W, L]
+    before = tl.cumsum(packed, 1) - packed
+    totals = tl.sum(packed, 1)  # [W]
+    rank = ((before[None, :, :] >> shift) & MASK).to(tl.int32)
+    count = tl.zeros_like(totals).to(tl.int32)
+    for j in tl.static_range(Q):
+        rank += tl.where(tl.arange(0, Q)[:, None, None] == j, count[None, :, None], 0)
+        count += ((totals >> (j * BITS)) & MASK).to(tl.int32)
+    return rank, count
+
+
+@triton.jit
+def within(flags, n, start, end, WHOLE: tl.constexpr):
+    if WHOLE:
+        return flags
+    else:
+        return flags & (n >= start) & (n < end)
 
 
 @triton.jit
@@ -264,29 +385,17 @@ def tile_of(x_ptr, begin, start, end, N, TILE: tl.constexpr, WHOLE: tl.constexpr
         return tl.load(x_ptr + n, mask=(n < N) & (begin < end) & (begin + TILE > start), other=0)
 
 
-@triton.jit
-def within(flags, n, start, end, WHOLE: tl.constexpr):
-    if WHOLE:
-        return flags
-    else:
-        return flags & (n >= start) & (n < end)
-
-
-@triton.jit
-def count_both(a, b):
-    """How many of at most 65535 are set, of b in the upper half."""
-    return tl.sum(a.to(tl.int32) + b.to(tl.int32) * 65536, 0)
-
-
 @kernel("N", "k", "parts", "x_row")
 def _final_kernel(
     x_ptr,  # [M, N], rows x_row apart
     starts_ptr,  # with STARTS [M]
     ends_ptr,  # with ENDS [M]
     bounds_ptr,  # keys [M]
-    passed_ptr,  # int16 [M, parts, ROOM]
+    passed_ptr,  # int16 [M, chunks, ROOM]
+    counts_ptr,  # int32 [2, M, chunks]
+    near_ptr,  # int16 [M, parts, NEAR]
     kept_ptr,  # [M, parts, KEPT]
-    counts_ptr,  # int32 [2, M, parts]
+    totals_ptr,  # int32 [M, parts]
     values_ptr,  # with VALUES [M, k]
     columns_ptr,  # [M, k]: receives the columns of the first k, ascending, then -1
     N: tl.int32,
@@ -299,7 +408,9 @@ def _final_kernel(
     PDL: tl.constexpr,
     VALUES: tl.constexpr,
     PART: tl.constexpr,
+    CHUNKS: tl.constexpr,
     ROOM: tl.constexpr,
+    NEAR: tl.constexpr,
     KEPT: tl.constexpr,
     MOST: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -310,57 +421,49 @@ def _final_kernel(
     row = tl.program_id(0).to(tl.int64)
     start, end = window(starts_ptr, ends_ptr, row, N, STARTS, ENDS)
     x_ptr += row * x_row
-    passed_ptr += row * parts * ROOM
-    kept_ptr += row * parts * KEPT
-    counts_ptr += row * parts
+    chunks = parts * CHUNKS
     wanted = tl.minimum(k, end - start)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    _select_passed(
-        x_ptr, start, end, tl.load(bounds_ptr + row), passed_ptr, kept_ptr, counts_ptr, values_ptr, columns_ptr,
-        row * k, wanted, parts, M * parts, LARGEST, VALUES, PART, ROOM, KEPT, MOST, BLOCK_P, WALK, WIDTH,
-    )  # fmt: skip
+    bound = tl.load(bounds_ptr + row)
+    done = False
+    if KEPT > 0:
+        near_ptr += row * parts * NEAR
+        kept_ptr += row * parts * KEPT
+        totals_ptr += row * parts
+        p = tl.arange(0, BLOCK_P)
+        totals = tl.load(totals_ptr + p, mask=p < parts, other=0)
+        slot = tl.arange(0, BLOCK_P * KEPT)  # read before anything is known of the totals, so that the latencies overlap
+        p = slot // KEPT
+        inside = (p < parts) & (slot % KEPT < tl.load(totals_ptr + p, mask=p < parts, other=0))
+        n = tl.load(near_ptr + p.to(tl.int64) * NEAR + slot % KEPT, mask=p < parts, other=0)
+        n = p * PART + (n.to(tl.int32) & 0xFFFF)
+        x = tl.load(kept_ptr + slot, mask=p < parts, other=0)
+        total = tl.sum(totals, 0)
+        done = (total >= wanted) & (tl.max(totals, 0) <= KEPT)
+        if done:
+            _first_of(x, n, inside, values_ptr, columns_ptr, row * k, bound, wanted, total, LARGEST, VALUES, WIDTH)
+    if not done:
+        _select_crowded(
+            x_ptr, start, end, passed_ptr + row * chunks * ROOM, values_ptr, columns_ptr, row * k, wanted, bound,
+            counts_ptr + row * chunks, chunks, M * chunks,
+            LARGEST, VALUES, PART // CHUNKS, ROOM, MOST, BLOCK_P * CHUNKS, WALK,
+        )  # fmt: skip
     fill(columns_ptr + row * k, wanted, k)
 
 
 @triton.jit
-def _select_passed(
-    x_ptr, start, end, bound, passed_ptr, kept_ptr, counts_ptr, values_ptr, columns_ptr, first,
-    wanted, parts, levels,
-    LARGEST: tl.constexpr, VALUES: tl.constexpr, PART: tl.constexpr, ROOM: tl.constexpr, KEPT: tl.constexpr,
-    MOST: tl.constexpr, BLOCK_P: tl.constexpr, WALK: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Store the first `wanted` of a row by what its parts let pass."""
-    p = tl.arange(0, BLOCK_P)
-    above = tl.load(counts_ptr + p, mask=p < parts, other=0)
-    level = tl.load(counts_ptr + levels + p, mask=p < parts, other=0)
-    if KEPT > 0:  # read before anything is known of the counts, so that the latencies overlap
-        slot = tl.arange(0, BLOCK_P * KEPT)
-        p = slot // KEPT
-        inside = (p < parts) & (slot % KEPT < tl.load(counts_ptr + p, mask=p < parts, other=0))
-        n = tl.load(passed_ptr + p.to(tl.int64) * ROOM + slot % KEPT, mask=p < parts, other=0)
-        n = p * PART + (n.to(tl.int32) & 0xFFFF)
-        x = tl.load(kept_ptr + slot, mask=p < parts, other=0)
-    total = tl.sum(above, 0)
-    all_kept = (total >= wanted) & (tl.max(above, 0) <= KEPT)
-    if KEPT > 0:  # noqa: SIM102 (decided when the kernel is built, unlike the next)
-        if all_kept:
-            _first_of(x, n, inside, values_ptr, columns_ptr, first, bound, wanted, total, LARGEST, VALUES, WIDTH)
-    if (all_kept == 0) | (KEPT == 0):
-        _select_crowded(
-            x_ptr, start, end, passed_ptr, values_ptr, columns_ptr, first, wanted, bound, above, total,
-            tl.sum(level, 0), LARGEST, VALUES, PART, ROOM, MOST, BLOCK_P, WALK,
-        )  # fmt: skip
-
-
-@triton.jit
 def _select_crowded(
-    x_ptr, start, end, passed_ptr, values_ptr, columns_ptr, first, wanted, bound, above, total, total_level,
-    LARGEST: tl.constexpr, VALUES: tl.constexpr, PART: tl.constexpr, ROOM: tl.constexpr, MOST: tl.constexpr,
+    x_ptr, start, end, passed_ptr, values_ptr, columns_ptr, first, wanted, bound, counts_ptr, chunks, levels,
+    LARGEST: tl.constexpr, VALUES: tl.constexpr, CHUNK: tl.constexpr, ROOM: tl.constexpr, MOST: tl.constexpr,
     BLOCK_P: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
-    """The same where not all values were kept."""
+    """Store the first `wanted` of a row by what its chunks let pass, where not all values were kept."""
+    p = tl.arange(0, BLOCK_P)
+    above = tl.load(counts_ptr + p, mask=p < chunks, other=0)
+    total = tl.sum(above, 0)
+    total_level = tl.sum(tl.load(counts_ptr + levels + p, mask=p < chunks, other=0), 0)
     if (total >= wanted) & (total <= MOST):
         begins, _ = tle.cumsum(above)  # of parts beyond the row: the total
         slot = tl.arange(0, MOST)
@@ -371,7 +474,7 @@ def _select_crowded(
         inside = slot < total  # beyond, the part may be one beyond the row
         within = slot - tl.gather(begins, part, 0)
         n = tl.load(passed_ptr + part.to(tl.int64) * ROOM + within, mask=inside, other=0)
-        n = part * PART + (n.to(tl.int32) & 0xFFFF)
+        n = part * CHUNK + (n.to(tl.int32) & 0xFFFF)
         x = tl.load(x_ptr + n, mask=inside, other=0)
         _first_of(x, n, inside, values_ptr, columns_ptr, first, bound, wanted, total, LARGEST, VALUES, 1)
     else:
@@ -405,8 +508,13 @@ def _first_of(
     keys = tl.where(inside, keys_of(x, LARGEST), least(bound.dtype))
     low = tl.where(total == wanted, least(bound.dtype), bound)  # all are wanted
     high = tl.where(total == wanted, low, tl.max(keys, 0))
-    low, high = bisect(keys, low, high, wanted, wanted)
-    emit(x, keys, n, inside, low, high, wanted, values_ptr, columns_ptr, first, VALUES, WIDTH)
+    low, high, from_low = search(keys, low, high, wanted, wanted)
+    above = inside & (keys > high)
+    level = inside & (keys >= low) & (keys <= high)
+    room = wanted
+    if from_low > wanted:  # not all that is level is wanted
+        room = wanted - count(above)
+    _store_first(x, n, above, level, room, values_ptr, columns_ptr, first, VALUES, WIDTH)
 
 
 @triton.jit
@@ -487,8 +595,19 @@ class Plan:
     members: int  # elements drawn for each of them
     most: int  # elements above the bound that the final kernel holds
     part: int  # columns that a program filters
-    kept: int  # values that it stores beside their columns
     warps: int  # of that program
+    chunks: int  # of a part: 1, or one for each warp
+    each: int  # values that a chunk keeps beside their columns
+    kept: int  # values that a part keeps
+
+    @property
+    def joined(self) -> bool:
+        return self.chunks > 1 and self.kept > 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether every program of the filter takes the bound itself."""
+        return self.members <= MOST_MEMBERS and self.part >= self.sample
 
 
 @functools.lru_cache(4096)
@@ -497,33 +616,27 @@ def plan(M: int, N: int, k: int) -> Plan:
     drawn = SAMPLE
     while True:
         step = N / drawn
-        above = 1.03 * (k + 5 * math.sqrt(k * step) + 5 * step)  # expected, where `_bound_kernel` sets its bound
+        above = 1.03 * (k + 5 * math.sqrt(k * step) + 5 * step)  # expected, where `_bound_of` sets the bound
         most = triton.next_power_of_2(math.ceil(above + 4 * math.sqrt(above * step)))
         if most <= 2 * max(SLOTS, triton.next_power_of_2(k)):
             break
         drawn *= 2
-    sample, members = (drawn, 1) if drawn <= 4 * SAMPLE else (SAMPLE, drawn // SAMPLE)
-    # Parts as small as keep all warps busy, or so much longer that what they keep takes fewer slots.
-    part = base = min(max(triton.next_power_of_2(triton.cdiv(N * M, PROGRAMS)), SHORTEST), LONGEST)
-    slots, kept = _slots(N, above, part)
-    while slots > SLOTS and part < 8 * SHORTEST:
-        part *= 2
-        slots, kept = _slots(N, above, part)
-    if slots > SLOTS:
-        part = base
-        slots, kept = _slots(N, above, part)
-    kept = kept if slots <= 2 * SLOTS else 0
+    most = max(most, SLOTS // 8)
+    # Parts as small as keep all multiprocessors busy.
+    tile = TILE * WARPS
+    part = min(max(triton.next_power_of_2(triton.cdiv(N * M, PROGRAMS)), tile), LONGEST)
     parts = triton.cdiv(N, part)
-    warps = min(max(triton.next_power_of_2(PROGRAMS // (M * parts)), 1), part // TILE, 16)
-    return Plan(sample, members, max(most, SLOTS // 8), part, kept, max(warps, 1))
+    chunks = 1 if part == tile else WARPS
+    kept = _room(above / parts)
+    each = 0 if chunks == 1 else min(_room(above / parts / chunks), part // chunks)
+    if kept * triton.next_power_of_2(parts) > 2 * SLOTS or parts * chunks > 8 * SLOTS:
+        return Plan(SAMPLE, drawn // SAMPLE, most, part, 1, 1, 0, 0)
+    return Plan(SAMPLE, drawn // SAMPLE, most, part, WARPS, chunks, each if chunks > 1 else kept, kept)
 
 
-def _slots(N: int, above: float, part: int) -> tuple[int, int]:
-    """For the values that the parts of a row keep, of `above` in all, and for those of one part."""
-    parts = triton.cdiv(N, part)
-    each = above / parts
-    kept = triton.next_power_of_2(math.ceil(each + 4 * math.sqrt(each) + 2))
-    return triton.next_power_of_2(parts) * kept, kept
+def _room(expected: float) -> int:
+    """For as many as almost certainly pass where so many are expected."""
+    return triton.next_power_of_2(math.ceil(expected + 4 * math.sqrt(expected) + 2))
 
 
 def select_long(
@@ -540,33 +653,42 @@ def select_long(
 ) -> None:
     p = plan(M, N, k)
     parts = triton.cdiv(N, p.part)
-    room = min(p.part, p.most)
+    programs, chunks = M * parts, M * parts * p.chunks
+    room = min(p.part // p.chunks, p.most)
     key = torch.int64 if x.dtype == torch.int64 else torch.int32
-    pieces = [(M, key), (M * parts * room, torch.int16), (M * parts * p.kept, x.dtype), (2 * M * parts, torch.int32)]
-    if p.members > 1:
+    pieces = [(M, key), (chunks * room, torch.int16), (chunks * p.each, x.dtype), (2 * chunks, torch.int32)]
+    if p.joined:
+        pieces += [(programs * p.kept, torch.int16), (programs * p.kept, x.dtype), (programs, torch.int32)]
+    if not p.alone:
         pieces.append((M * p.sample, key))
-    bounds, passed, kept, counts, *maxima = scratch(x.device, *pieces)
+    bounds, passed, firsts, counts, *rest = scratch(x.device, *pieces)
+    near, kept, totals = rest[:3] if p.joined else (passed, firsts, counts)
     pdl = not INTERPRETED
     windows = (starts is not None, ends is not None)
     bases = tuple(bounds if t is None else t for t in (starts, ends))
     step = triton.cdiv(N, p.members * p.sample)
     even = aligned(N, pitch)
     whole = not any(windows) and N % p.part == 0
-    if maxima:
-        block = max(DRAWN // p.members, 1)
-        programs = p.sample // block
-        constants = (largest, *windows, pdl, p.sample, p.members, block, RUN)
-        tensors = (x, *bases, maxima[0])
-        _maxima_kernel(M * programs, tensors, (N, programs, step, pitch), constants, num_warps=4)
-    tensors = (maxima[0] if maxima else x, *bases, bounds)
-    constants = (largest, *windows, pdl, p.members, p.most, p.sample, x.dtype.is_floating_point, even, RUN)
-    _bound_kernel(M, tensors, (N, k, step, pitch), constants, num_warps=16, pdl=bool(maxima) and pdl)
-    constants = (largest, *windows, pdl, even, p.part, room, p.kept, TILE * p.warps, 16 // x.dtype.itemsize, whole)
-    tensors = (x, *bases, bounds, passed, kept, counts)
-    _filter_kernel(M * parts, tensors, (N, parts, pitch), constants, num_warps=p.warps, pdl=pdl)
-    tensors = (x, *bases, bounds, passed, kept, counts, columns if values is None else values, columns)
-    block_p = max(triton.next_power_of_2(parts), 32)
-    warps = min(max(max(p.most, block_p * p.kept) // 256, 4), 16)
-    sizes = (p.part, room, p.kept, p.most, block_p, 128 * warps, 16 // x.dtype.itemsize)
+    floating = x.dtype.is_floating_point
+    if not p.alone:
+        grouped = p.members > 1
+        if grouped:
+            block = max(DRAWN // p.members, 1)
+            each = p.sample // block
+            constants = (largest, *windows, pdl, p.sample, p.members, block, RUN)
+            _maxima_kernel(M * each, (x, *bases, rest[-1]), (N, each, step, pitch), constants, num_warps=4)
+        constants = (largest, *windows, pdl, grouped, p.members, p.most, p.sample, floating, even, RUN)
+        tensors = (rest[-1] if grouped else x, *bases, bounds)
+        _bound_kernel(M, tensors, (N, k, step, pitch), constants, num_warps=16, pdl=grouped and pdl)
+    width = min(16 // x.dtype.itemsize, 16)
+    constants = (largest, *windows, pdl, even, whole, p.sample if p.alone else 0, p.members, p.most, floating, RUN)
+    sizes = (p.part, p.chunks, room, p.each, p.kept, p.joined, p.warps, TILE, width)
+    tensors = (x, *bases, bounds, passed, firsts, counts, near, kept, totals)
+    scalars = (N, k, step, parts, pitch)
+    _filter_kernel(programs, tensors, scalars, constants + sizes, num_warps=p.warps, pdl=pdl and not p.alone)
+    tensors = (x, *bases, bounds, passed, counts, near, kept, totals, columns if values is None else values, columns)
+    block_p = triton.next_power_of_2(parts)
+    warps = min(max(max(p.most if p.kept == 0 else 0, block_p * p.kept) // 256, 4), 16)
+    sizes = (p.part, p.chunks, room, p.kept if p.joined else room, p.kept, p.most, block_p, 128 * warps, width)
     constants = (largest, *windows, pdl, values is not None, *sizes)
     _final_kernel(M, tensors, (N, k, parts, pitch), constants, num_warps=warps, pdl=pdl)
