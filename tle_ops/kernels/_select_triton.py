@@ -211,9 +211,9 @@ def _filter_kernel(
     passed_ptr,  # int16 [M, parts, CHUNKS, ROOM]: columns within the chunk of what is above the bound
     values_ptr,  # with JOINED [M, parts, CHUNKS, EACH]: the values of the first of them
     counts_ptr,  # int32 [2, M, parts, CHUNKS]: how many are above, how many at the bound
-    near_ptr,  # with JOINED int16 [M, parts, KEPT]: columns within the part of what is above the bound
-    kept_ptr,  # [M, parts, KEPT]: the values of the first of them
-    totals_ptr,  # with JOINED int32 [M, parts]: how many these are, or more than KEPT if one is missing
+    near_ptr,  # int32 [M, parts, KEPT]: columns within the row of what is above the bound, then -1
+    kept_ptr,  # [M, parts, KEPT]: their values
+    totals_ptr,  # int32 [M, parts]: how many these are, or more than KEPT if one is missing
     N: tl.int32,
     k: tl.int32,
     step: tl.int32,
@@ -240,7 +240,7 @@ def _filter_kernel(
     TILE: tl.constexpr,  # columns that a warp filters at once
     WIDTH: tl.constexpr,  # of a load
 ):
-    # A tile is [Q, WARPS, L], of which the last is what a warp loads at once. Nothing is reduced over the warps.
+    # A tile is [WARPS, Q, L], of which the last is what a warp loads at once. Nothing is reduced over the warps.
     Q: tl.constexpr = 16 // WIDTH
     L: tl.constexpr = TILE // Q
     CHUNK: tl.constexpr = PART // CHUNKS
@@ -250,11 +250,11 @@ def _filter_kernel(
     row = (tl.program_id(0) // parts).to(tl.int64)
     start, end = window(starts_ptr, ends_ptr, row, known(N, ALIGNED), STARTS, ENDS)
     x_ptr += row * known(x_row, ALIGNED)
-    warp = tl.arange(0, WARPS)[None, :, None]
+    warp = tl.arange(0, WARPS)[:, None, None]
     STEP: tl.constexpr = TILE if CHUNKS > 1 else TILE * WARPS  # from one tile of a warp to its next
     FIRST: tl.constexpr = CHUNK if CHUNKS > 1 else TILE  # from one warp to the next
-    begin = tl.program_id(0) % parts * PART + warp * FIRST  # [1, WARPS, 1]
-    lane = tl.arange(0, Q)[:, None, None] * L + tl.arange(0, L)[None, None, :]  # [Q, 1, L]
+    begin = tl.program_id(0) % parts * PART + warp * FIRST  # [WARPS, 1, 1]
+    lane = tl.arange(0, Q)[None, :, None] * L + tl.arange(0, L)[None, None, :]  # [1, Q, L]
     x = _tile(x_ptr, begin, lane, start, end, known(N, ALIGNED), TILE, WHOLE)
     if SAMPLE > 0:
         members = _members(end - start, step, SAMPLE, MEMBERS)
@@ -266,61 +266,75 @@ def _filter_kernel(
         if PDL:
             gdc_wait()
         bound = tl.load(bounds_ptr + row)
-    passed_ptr += program * (CHUNKS * ROOM)
-    values_ptr += program * (CHUNKS * EACH)
-    chunk = warp if CHUNKS > 1 else tl.zeros_like(warp)
-    found = tl.zeros((WARPS,), tl.int32)
-    level = tl.zeros((WARPS, L), tl.int32)
+    chunk = program * CHUNKS + (warp if CHUNKS > 1 else tl.zeros_like(warp))
+    found = tl.zeros((WARPS, 1, 1), tl.int32)
+    level = tl.zeros((WARPS, 1, L), tl.int32)
     for offset in range(0, CHUNK, STEP):
         n = begin + offset + lane
-        # The next tile is on its way while this one is worked on.
-        ahead = tl.minimum(offset + STEP, CHUNK - STEP)
-        following = _tile(x_ptr, begin + ahead, lane, start, end, known(N, ALIGNED), TILE, WHOLE)
+        following = x
+        if CHUNK > STEP:  # the next tile is on its way while this one is worked on
+            ahead = tl.minimum(offset + STEP, CHUNK - STEP)
+            following = _tile(x_ptr, begin + ahead, lane, start, end, known(N, ALIGNED), TILE, WHOLE)
         above, equal = _against(x, bound, LARGEST)
         above = within(above, n, start, end, WHOLE)
-        level += tl.sum(within(equal, n, start, end, WHOLE).to(tl.int32), 0)
-        rank, here = _ranks(above, Q, L)
+        level += tl.sum(within(equal, n, start, end, WHOLE).to(tl.int32), 1, keep_dims=True)
+        rank, here = _ranks(above, Q)
         if CHUNKS == 1:  # a warp's come after those of the warps before it
-            before = tl.cumsum(here, 0) - here
-            here = tl.zeros_like(here) + tl.sum(here, 0)
-            rank += before[None, :, None]
-        rank += found[None, :, None]
+            all_warps = tl.reshape(here, (WARPS,))
+            rank += tl.reshape(tl.cumsum(all_warps, 0) - all_warps, (WARPS, 1, 1))
+            here = tl.zeros_like(here) + tl.sum(all_warps, 0)
+        rank += found
         place = chunk * ROOM + rank
         # What is said of `place` is not so. It keeps the lanes of the store where the load put them, or everything
         # would be moved to another layout; and since the mask differs from lane to lane, every element is stored by
         # itself. For the same reason no mask may be made of `place`: one comparison would stand for WIDTH of them.
         place = tl.max_contiguous(tl.multiple_of(place, (1, 1, WIDTH)), (1, 1, WIDTH))
         inner = n - begin + (0 if CHUNKS > 1 else warp * TILE)
-        tl.store(passed_ptr + place, inner.to(tl.int16), mask=above & (rank < ROOM))
-        if EACH > 0:
+        fits = above
+        if ROOM < CHUNK:
+            fits = above & (rank < ROOM)
+        tl.store(passed_ptr + place, inner.to(tl.int16), mask=fits)
+        if JOINED:
             place = chunk * EACH + rank
             place = tl.max_contiguous(tl.multiple_of(place, (1, 1, WIDTH)), (1, 1, WIDTH))
             tl.store(values_ptr + place, x, mask=above & (rank < EACH))
+        elif KEPT > 0:
+            place = program * KEPT + rank
+            place = tl.max_contiguous(tl.multiple_of(place, (1, 1, WIDTH)), (1, 1, WIDTH))
+            tl.store(near_ptr + place, n, mask=above & (rank < KEPT))
+            tl.store(kept_ptr + place, x, mask=above & (rank < KEPT))
         found += here
         x = following
     levels_ptr = counts_ptr + (program + tl.num_programs(0)) * CHUNKS
     counts_ptr += program * CHUNKS
-    level = tl.sum(level, 1)  # [WARPS]
+    level = tl.sum(level, 2, keep_dims=True)  # [WARPS, 1, 1]
+    total = tl.max(tl.reshape(found, (WARPS,)), 0)
     if CHUNKS == 1:
-        tl.store(counts_ptr, tl.max(found, 0))
-        tl.store(levels_ptr, tl.sum(level, 0))
+        tl.store(counts_ptr, total)
+        tl.store(levels_ptr, tl.sum(tl.reshape(level, (WARPS,)), 0))
     else:
-        tl.store(counts_ptr + tl.arange(0, CHUNKS), found)
-        tl.store(levels_ptr + tl.arange(0, CHUNKS), level)
+        tl.store(counts_ptr + warp, found)
+        tl.store(levels_ptr + warp, level)
     if JOINED:
         tl.debug_barrier()
         slot = tl.arange(0, CHUNKS * EACH)
         of = slot // EACH
-        here = tl.load(counts_ptr + of)
-        n = tl.load(passed_ptr + of * ROOM + slot % EACH).to(tl.int32) & 0xFFFF
-        x = tl.load(values_ptr + slot)
-        inside = slot % EACH < here
+        inside = slot % EACH < tl.load(counts_ptr + of)
+        # Narrower than it could be, like the values.
+        passed_ptr += program * (CHUNKS * ROOM)
+        n = tl.load(passed_ptr + tl.max_contiguous(of * ROOM + slot % EACH, WIDTH)).to(tl.int32) & 0xFFFF
+        x = tl.load(values_ptr + program * (CHUNKS * EACH) + slot)
+        most = total
         rank, total = tle.cumsum(inside.to(tl.int32))
-        # As above.
-        place = tl.max_contiguous(tl.multiple_of(program * KEPT + rank, WIDTH), WIDTH)
-        tl.store(near_ptr + place, (of * CHUNK + n).to(tl.int16), mask=inside & (rank < KEPT))
+        n += tl.program_id(0) % parts * PART + of * CHUNK
+        place = tl.max_contiguous(tl.multiple_of(program * KEPT + rank, WIDTH), WIDTH)  # as above
+        tl.store(near_ptr + place, n, mask=inside & (rank < KEPT))
         tl.store(kept_ptr + place, x, mask=inside & (rank < KEPT))
-        tl.store(totals_ptr + program, tl.where(tl.max(found, 0) > EACH, KEPT + 1, total))
+        total = tl.where(most > EACH, KEPT + 1, total)
+    if KEPT > 0:
+        tl.store(totals_ptr + program, total)
+        slot = tl.arange(0, KEPT)
+        tl.store(near_ptr + program * KEPT + slot, tl.full((KEPT,), -1, tl.int32), mask=slot >= total)
 
 
 @triton.jit
@@ -335,20 +349,20 @@ def _tile(x_ptr, begin, lane, start, end, N, TILE: tl.constexpr, WHOLE: tl.const
 
 
 @triton.jit
-def _ranks(flags, Q: tl.constexpr, L: tl.constexpr):
-    """Of flags [Q, W, L], how many are set before each one in its [Q, L]; and of each [Q, L] how many, [W]. One scan for
-    all of Q: their counts share an integer."""
+def _ranks(flags, Q: tl.constexpr):
+    """Of flags [W, Q, L], how many are set before each one in its [Q, L], and how many in all of that, [W, 1, 1]. One
+    scan for all of Q: their counts share an integer."""
     KIND: tl.constexpr = tl.int64 if Q > 4 else tl.int32
     BITS: tl.constexpr = KIND.primitive_bitwidth // Q
     MASK: tl.constexpr = (1 << min(BITS, 31)) - 1
-    shift = tl.arange(0, Q)[:, None, None] * BITS
-    packed = tl.sum(flags.to(KIND) << shift, 0)  # [W, L]
-    before = tl.cumsum(packed, 1) - packed
-    totals = tl.sum(packed, 1)  # [W]
-    rank = ((before[None, :, :] >> shift) & MASK).to(tl.int32)
+    q = tl.arange(0, Q)[None, :, None]
+    packed = tl.sum(flags.to(KIND) << (q * BITS), 1, keep_dims=True)  # [W, 1, L]
+    before = tl.cumsum(packed, 2) - packed
+    totals = tl.sum(packed, 2, keep_dims=True)  # [W, 1, 1]
+    rank = ((before >> (q * BITS)) & MASK).to(tl.int32)
     count = tl.zeros_like(totals).to(tl.int32)
     for j in tl.static_range(Q):
-        rank += tl.where(tl.arange(0, Q)[:, None, None] == j, count[None, :, None], 0)
+        rank += tl.where(q == j, count, 0)
         count += ((totals >> (j * BITS)) & MASK).to(tl.int32)
     return rank, count
 
@@ -393,7 +407,7 @@ def _final_kernel(
     bounds_ptr,  # keys [M]
     passed_ptr,  # int16 [M, chunks, ROOM]
     counts_ptr,  # int32 [2, M, chunks]
-    near_ptr,  # int16 [M, parts, NEAR]
+    near_ptr,  # int32 [M, parts, KEPT]
     kept_ptr,  # [M, parts, KEPT]
     totals_ptr,  # int32 [M, parts]
     values_ptr,  # with VALUES [M, k]
@@ -410,7 +424,6 @@ def _final_kernel(
     PART: tl.constexpr,
     CHUNKS: tl.constexpr,
     ROOM: tl.constexpr,
-    NEAR: tl.constexpr,
     KEPT: tl.constexpr,
     MOST: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -429,21 +442,16 @@ def _final_kernel(
     bound = tl.load(bounds_ptr + row)
     done = False
     if KEPT > 0:
-        near_ptr += row * parts * NEAR
-        kept_ptr += row * parts * KEPT
-        totals_ptr += row * parts
         p = tl.arange(0, BLOCK_P)
-        totals = tl.load(totals_ptr + p, mask=p < parts, other=0)
-        slot = tl.arange(0, BLOCK_P * KEPT)  # read before anything is known of the totals, so that the latencies overlap
-        p = slot // KEPT
-        inside = (p < parts) & (slot % KEPT < tl.load(totals_ptr + p, mask=p < parts, other=0))
-        n = tl.load(near_ptr + p.to(tl.int64) * NEAR + slot % KEPT, mask=p < parts, other=0)
-        n = p * PART + (n.to(tl.int32) & 0xFFFF)
-        x = tl.load(kept_ptr + slot, mask=p < parts, other=0)
+        totals = tl.load(totals_ptr + row * parts + p, mask=p < parts, other=0)
+        slot = tl.arange(0, BLOCK_P * KEPT)
+        mask = slot < known(parts * KEPT, KEPT % 16 == 0)
+        n = tl.load(near_ptr + row * parts * KEPT + slot, mask=mask, other=-1)
+        x = tl.load(kept_ptr + row * parts * KEPT + slot, mask=mask, other=0)
         total = tl.sum(totals, 0)
         done = (total >= wanted) & (tl.max(totals, 0) <= KEPT)
         if done:
-            _first_of(x, n, inside, values_ptr, columns_ptr, row * k, bound, wanted, total, LARGEST, VALUES, WIDTH)
+            _first_of(x, n, n >= 0, values_ptr, columns_ptr, row * k, bound, wanted, total, LARGEST, VALUES, WIDTH)
     if not done:
         _select_crowded(
             x_ptr, start, end, passed_ptr + row * chunks * ROOM, values_ptr, columns_ptr, row * k, wanted, bound,
@@ -656,13 +664,17 @@ def select_long(
     programs, chunks = M * parts, M * parts * p.chunks
     room = min(p.part // p.chunks, p.most)
     key = torch.int64 if x.dtype == torch.int64 else torch.int32
-    pieces = [(M, key), (chunks * room, torch.int16), (chunks * p.each, x.dtype), (2 * chunks, torch.int32)]
-    if p.joined:
-        pieces += [(programs * p.kept, torch.int16), (programs * p.kept, x.dtype), (programs, torch.int32)]
-    if not p.alone:
-        pieces.append((M * p.sample, key))
-    bounds, passed, firsts, counts, *rest = scratch(x.device, *pieces)
-    near, kept, totals = rest[:3] if p.joined else (passed, firsts, counts)
+    bounds, passed, counts, near, kept, totals, firsts, maxima = scratch(
+        x.device,
+        (M, key),
+        (chunks * room, torch.int16),
+        (2 * chunks, torch.int32),
+        (programs * p.kept, torch.int32),
+        (programs * p.kept, x.dtype),
+        (programs, torch.int32),
+        (chunks * p.each if p.chunks > 1 else 0, x.dtype),
+        (0 if p.alone else M * p.sample, key),
+    )
     pdl = not INTERPRETED
     windows = (starts is not None, ends is not None)
     bases = tuple(bounds if t is None else t for t in (starts, ends))
@@ -676,9 +688,9 @@ def select_long(
             block = max(DRAWN // p.members, 1)
             each = p.sample // block
             constants = (largest, *windows, pdl, p.sample, p.members, block, RUN)
-            _maxima_kernel(M * each, (x, *bases, rest[-1]), (N, each, step, pitch), constants, num_warps=4)
+            _maxima_kernel(M * each, (x, *bases, maxima), (N, each, step, pitch), constants, num_warps=4)
         constants = (largest, *windows, pdl, grouped, p.members, p.most, p.sample, floating, even, RUN)
-        tensors = (rest[-1] if grouped else x, *bases, bounds)
+        tensors = (maxima if grouped else x, *bases, bounds)
         _bound_kernel(M, tensors, (N, k, step, pitch), constants, num_warps=16, pdl=grouped and pdl)
     width = min(16 // x.dtype.itemsize, 16)
     constants = (largest, *windows, pdl, even, whole, p.sample if p.alone else 0, p.members, p.most, floating, RUN)
@@ -689,6 +701,6 @@ def select_long(
     tensors = (x, *bases, bounds, passed, counts, near, kept, totals, columns if values is None else values, columns)
     block_p = triton.next_power_of_2(parts)
     warps = min(max(max(p.most if p.kept == 0 else 0, block_p * p.kept) // 256, 4), 16)
-    sizes = (p.part, p.chunks, room, p.kept if p.joined else room, p.kept, p.most, block_p, 128 * warps, width)
+    sizes = (p.part, p.chunks, room, p.kept, p.most, block_p, 128 * warps, width)
     constants = (largest, *windows, pdl, values is not None, *sizes)
     _final_kernel(M, tensors, (N, k, parts, pitch), constants, num_warps=warps, pdl=pdl)
