@@ -166,7 +166,7 @@ def small_kernels(monkeypatch):
 
     sizes = {
         topk_triton: {"_SHORT": 64, "_FEW": 4, "_TILE": 256, "_SHORTEST": 64, "_MOST": 48},
-        _select_triton: {"SAMPLE": 128, "DRAWN": 32, "TILE": 32, "WARPS": 4, "PROGRAMS": 4, "SLOTS": 128},
+        _select_triton: {"SAMPLE": 128, "DRAWN": 32, "TILE": 32, "WARPS": 4, "PROGRAMS": 4, "SLOTS": 128, "MOST_DRAWN": 512},
     }
     for module, constants in sizes.items():
         for name, value in constants.items():

@@ -100,40 +100,54 @@ def bisect(keys, low, high, k, enough):
 
 
 @triton.jit
-def _eighths(low, span, i):
-    """low + 1 + i eighths of the span: above low, and not above low + span if that is not 0."""
-    eighths = (span >> 3) * i + ((span & 7) * i >> 3)
-    return low + 1 + eighths.to(low.dtype, bitcast=True)
-
-
-@triton.jit
-def _reach(keys, a, b):
-    """Whether keys are from a on, and from b on, in the halves of an integer."""
-    return tl.where(keys >= a, 1, 0) + tl.where(keys >= b, 65536, 0)
-
-
-@triton.jit
 def search(keys, low, high, k, enough):
-    """`bisect`, but in eighths, of a block of at most 2^15. Most of a step is to sum over the warps, and seven counts
-    are summed in the time of one. Returns how many keys are from low on as well, or enough + 1 if that was not known
-    to be more than enough."""
+    """`bisect`, in quarters as soon as the range is narrow enough. Returns how many keys are from low on as well, or
+    enough + 1 if all that is known is that they are more than enough.
+
+    Then the keys are counted by the signs of differences, which no predicates hold up, and as distances from low, none
+    of which can overflow. What is below low stands for low, and what is above high for high: all are on the same side
+    of every quarter as before."""
     from_low = enough + 1
-    while (low < high) & (from_low > enough):
-        span = (high - low).to(unsigned(low.dtype), bitcast=True)
-        p1, p2, p3 = _eighths(low, span, 1), _eighths(low, span, 2), _eighths(low, span, 3)
-        p4, p5, p6 = _eighths(low, span, 4), _eighths(low, span, 5), _eighths(low, span, 6)
-        p7 = _eighths(low, span, 7)
-        flags = tl.join(_reach(keys, p1, p2), _reach(keys, p5, p6))
-        flags = tl.join(flags, tl.join(_reach(keys, p3, p4), tl.where(keys >= p7, 1, 0)))
-        s15, s37 = tl.split(tl.sum(flags, 0))
-        s1, s5 = tl.split(s15)
-        s3, s7 = tl.split(s37)
-        step = tl.zeros_like(from_low)
-        for i in tl.static_range(7):
-            reached = (s1, s1 >> 16, s3, s3 >> 16, s5, s5 >> 16, s7)[i] & 0xFFFF
-            step += (reached >= k).to(tl.int32)
-            from_low = tl.where(reached >= k, reached, from_low)
-        beyond = step.to(span.dtype)
-        high = tl.where(step < 7, _eighths(low, span, beyond + 1) - 1, high)
-        low = tl.where(step > 0, _eighths(low, span, beyond), low)
+    while (low < high) & (from_low > enough) & (_span(low, high) >= 1 << 29):
+        middle = middle_of(low, high)
+        above = count(keys >= middle)
+        if above >= k:
+            low = middle
+            from_low = above
+        else:
+            high = middle - 1
+    first = low
+    away = (tl.minimum(tl.maximum(keys, low), high) - low).to(tl.int32)
+    near = tl.zeros_like(from_low)
+    far = (high - low).to(tl.int32)  # of no meaning if the search is over
+    while (near < far) & (from_low > enough):
+        p1 = near + 1 + (far - near >> 2)
+        p2 = near + 1 + (far - near >> 1)
+        p3 = near + 1 + ((far - near) * 3 >> 2)
+        fewer = tl.join(tl.join(_before(away, p1), _before(away, p2)), tl.join(_before(away, p3), tl.zeros_like(away)))
+        first_two, last_two = tl.split(tl.sum(fewer, 0))
+        b1, b2 = tl.split(first_two)
+        b3, _ = tl.split(last_two)
+        c1, c2, c3 = keys.shape[0] - b1, keys.shape[0] - b2, keys.shape[0] - b3
+        if c2 >= k:
+            near = tl.where(c3 >= k, p3, p2)
+            far = tl.where(c3 >= k, far, p3 - 1)
+            from_low = tl.where(c3 >= k, c3, c2)
+        else:
+            far = tl.where(c1 >= k, p2, p1) - 1
+            near = tl.where(c1 >= k, p1, near)
+            from_low = tl.where(c1 >= k, c1, from_low)
+        low = first + near
+        high = first + far
     return low, high, from_low
+
+
+@triton.jit
+def _span(low, high):
+    return (high - low).to(unsigned(low.dtype), bitcast=True)
+
+
+@triton.jit
+def _before(away, p):
+    """1 where away < p, for distances below 2^30, else 0."""
+    return ((away - p).to(tl.uint32, bitcast=True) >> 31).to(tl.int32, bitcast=True)

@@ -29,15 +29,18 @@ from tle_ops.kernels._lines_triton import aligned, known
 from tle_ops.kernels._replay import scratch
 from tle_ops.kernels._triton import INTERPRETED, kernel
 
-SAMPLE = 4096  # elements, or maxima of groups, from which one program takes the bound
-MOST_MEMBERS = 4  # of a group, if every program of the filter draws the sample
+SAMPLE = 4096  # maxima of groups, at most, from which one program takes the bound; elements, at least, in them
+MOST_DRAWN = 16384  # elements, if every program of the filter draws them itself
+MOST_FOR_PLACES = 2**19  # elements drawn so that what passes has places set apart for it
 RUN = 8  # of which so many lie together: a sector of float32
 DRAWN = 1024  # elements of which a program takes maxima
-PROGRAMS = 132  # multiprocessors of an H200
-WARPS = 16  # of a program that filters
+PROGRAMS = 264  # that filter: two on each multiprocessor of an H200
+WARPS = 8  # of each
 TILE = 512  # columns that a warp filters at once: 16 a thread
 LONGEST = 65536  # part: columns within one are stored in 16 bits
+FETCHED = 4096  # columns that a warp has brought into L2 ahead of its first tiles
 SLOTS = 4096  # for what passes, that the final kernel handles well; it may be twice as many
+SLOTS_PER_WARP = 512
 
 
 # --- device functions ------------------------------------------------------------------------------------------------
@@ -135,57 +138,59 @@ def _members(length, step, GROUPS: tl.constexpr, MEMBERS: tl.constexpr):
     return members
 
 
-@kernel("N", "k", "step", "x_row")
+@kernel("N", "k", "step")
 def _bound_kernel(
-    x_ptr,  # [M, N], rows x_row apart; with GROUPED maxima [M, BLOCK]
+    maxima_ptr,  # [M, BLOCK]
     starts_ptr,  # with STARTS [M]
     ends_ptr,  # with ENDS [M]
     bounds_ptr,  # keys [M]
     N: tl.int32,
     k: tl.int32,
     step: tl.int32,
-    x_row: tl.int64,
     LARGEST: tl.constexpr,
     STARTS: tl.constexpr,
     ENDS: tl.constexpr,
     PDL: tl.constexpr,
-    GROUPED: tl.constexpr,
     MEMBERS: tl.constexpr,
     MOST: tl.constexpr,
     BLOCK: tl.constexpr,
     FLOATING: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    RUN: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     start, end = window(starts_ptr, ends_ptr, row, N, STARTS, ENDS)
     members = _members(end - start, step, BLOCK, MEMBERS)
-    if GROUPED:
-        if PDL:
-            gdc_wait()
-        keys = tl.load(x_ptr + row * BLOCK + tl.arange(0, BLOCK))
-    else:
-        x_ptr += row * known(x_row, ALIGNED)
-        keys = _sample(x_ptr, known(N, ALIGNED), start, end, members, LARGEST, MEMBERS, BLOCK, RUN)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    keys = tl.load(maxima_ptr + row * BLOCK + tl.arange(0, BLOCK))
     tl.store(bounds_ptr + row, _bound_of(keys, end - start, members, k, LARGEST, MOST, BLOCK, FLOATING))
 
 
 @triton.jit
-def _sample(
-    x_ptr, N, start, end, members, LARGEST: tl.constexpr, MEMBERS: tl.constexpr, BLOCK: tl.constexpr,
-    RUN: tl.constexpr,
-):  # fmt: skip
-    """Keys [BLOCK]: each the greatest of `members` elements of the window. Runs of RUN lie together."""
+def _sample(x_ptr, N, start, end, members, MEMBERS: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr):
+    """Elements [MEMBERS, BLOCK // RUN, RUN], and which of them are in the window and among its first `members`. Runs
+    of RUN lie together."""
     member = tl.arange(0, MEMBERS)[:, None, None]
     run = member * (BLOCK // RUN) + tl.arange(0, BLOCK // RUN)[None, :, None]
     at = start + _drawn(run, members * (BLOCK // RUN), end - start)
     at = at // RUN * RUN + tl.arange(0, RUN)[None, None, :]  # [MEMBERS, BLOCK // RUN, RUN]
     x = tl.load(x_ptr + at, mask=(at < N) & (member < members), other=0)
-    LEAST: tl.constexpr = least(keys_of(x, LARGEST).dtype)
-    keys = tl.where((at >= start) & (at < end) & (member < members), keys_of(x, LARGEST), LEAST)
-    return tl.reshape(tl.max(keys, 0), (BLOCK,))
+    return x, (at >= start) & (at < end) & (member < members)
+
+
+@triton.jit
+def _maxima(x, inside, LARGEST: tl.constexpr):
+    """The greatest keys of the groups."""
+    keys = tl.where(inside, keys_of(x, LARGEST), least(keys_of(x, LARGEST).dtype))
+    return tl.reshape(tl.max(keys, 0), (x.shape[1] * x.shape[2],))
+
+
+@triton.jit
+def _fetch(x_ptr, begin, N, COLUMNS: tl.constexpr, LINE: tl.constexpr):
+    """Have the first COLUMNS from each `begin` on brought into L2."""
+    n = tl.minimum(begin + tl.arange(0, COLUMNS // LINE)[None, None, :] * LINE, N - 1)
+    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,l", [(x_ptr + n).to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -211,9 +216,9 @@ def _filter_kernel(
     passed_ptr,  # int16 [M, parts, CHUNKS, ROOM]: columns within the chunk of what is above the bound
     values_ptr,  # with JOINED [M, parts, CHUNKS, EACH]: the values of the first of them
     counts_ptr,  # int32 [2, M, parts, CHUNKS]: how many are above, how many at the bound
-    near_ptr,  # int32 [M, parts, KEPT]: columns within the row of what is above the bound, then -1
-    kept_ptr,  # [M, parts, KEPT]: their values
-    totals_ptr,  # int32 [M, parts]: how many these are, or more than KEPT if one is missing
+    near_ptr,  # int32 [M, pieces, KEPT]: columns within the row of what is above the bound, then -1
+    kept_ptr,  # [M, pieces, KEPT]: their values
+    totals_ptr,  # int32 [M, pieces]: how many these are, or more than KEPT if one is missing
     N: tl.int32,
     k: tl.int32,
     step: tl.int32,
@@ -237,6 +242,7 @@ def _filter_kernel(
     KEPT: tl.constexpr,
     JOINED: tl.constexpr,
     WARPS: tl.constexpr,
+    FETCHED: tl.constexpr,  # columns of a chunk that are brought into L2 meanwhile
     TILE: tl.constexpr,  # columns that a warp filters at once
     WIDTH: tl.constexpr,  # of a load
 ):
@@ -258,7 +264,10 @@ def _filter_kernel(
     x = _tile(x_ptr, begin, lane, start, end, known(N, ALIGNED), TILE, WHOLE)
     if SAMPLE > 0:
         members = _members(end - start, step, SAMPLE, MEMBERS)
-        keys = _sample(x_ptr, known(N, ALIGNED), start, end, members, LARGEST, MEMBERS, SAMPLE, RUN)
+        drawn, inside = _sample(x_ptr, known(N, ALIGNED), start, end, members, MEMBERS, SAMPLE, RUN)
+        if PDL and FETCHED > 0:  # while the bound is sought, for which memory is idle
+            _fetch(x_ptr, begin, N, FETCHED, 8 * WIDTH)
+        keys = _maxima(drawn, inside, LARGEST)
         bound = _bound_of(keys, end - start, members, k, LARGEST, MOST, SAMPLE, FLOATING)
         if tl.program_id(0) % parts == 0:
             tl.store(bounds_ptr + row, bound)
@@ -299,7 +308,7 @@ def _filter_kernel(
             place = tl.max_contiguous(tl.multiple_of(place, (1, 1, WIDTH)), (1, 1, WIDTH))
             tl.store(values_ptr + place, x, mask=above & (rank < EACH))
         elif KEPT > 0:
-            place = program * KEPT + rank
+            place = chunk * KEPT + rank
             place = tl.max_contiguous(tl.multiple_of(place, (1, 1, WIDTH)), (1, 1, WIDTH))
             tl.store(near_ptr + place, n, mask=above & (rank < KEPT))
             tl.store(kept_ptr + place, x, mask=above & (rank < KEPT))
@@ -331,10 +340,14 @@ def _filter_kernel(
         tl.store(near_ptr + place, n, mask=inside & (rank < KEPT))
         tl.store(kept_ptr + place, x, mask=inside & (rank < KEPT))
         total = tl.where(most > EACH, KEPT + 1, total)
-    if KEPT > 0:
+    if KEPT > 0 and (CHUNKS == 1 or JOINED):
         tl.store(totals_ptr + program, total)
         slot = tl.arange(0, KEPT)
         tl.store(near_ptr + program * KEPT + slot, tl.full((KEPT,), -1, tl.int32), mask=slot >= total)
+    elif KEPT > 0:
+        tl.store(totals_ptr + chunk, found)
+        slot = tl.arange(0, KEPT)[None, None, :]
+        tl.store(near_ptr + chunk * KEPT + slot, tl.full((WARPS, 1, KEPT), -1, tl.int32), mask=slot >= found)
 
 
 @triton.jit
@@ -399,7 +412,7 @@ def tile_of(x_ptr, begin, start, end, N, TILE: tl.constexpr, WHOLE: tl.constexpr
         return tl.load(x_ptr + n, mask=(n < N) & (begin < end) & (begin + TILE > start), other=0)
 
 
-@kernel("N", "k", "parts", "x_row")
+@kernel("N", "k", "pieces", "chunks", "x_row")
 def _final_kernel(
     x_ptr,  # [M, N], rows x_row apart
     starts_ptr,  # with STARTS [M]
@@ -407,26 +420,27 @@ def _final_kernel(
     bounds_ptr,  # keys [M]
     passed_ptr,  # int16 [M, chunks, ROOM]
     counts_ptr,  # int32 [2, M, chunks]
-    near_ptr,  # int32 [M, parts, KEPT]
-    kept_ptr,  # [M, parts, KEPT]
-    totals_ptr,  # int32 [M, parts]
+    near_ptr,  # int32 [M, pieces, KEPT]
+    kept_ptr,  # [M, pieces, KEPT]
+    totals_ptr,  # int32 [M, pieces]
     values_ptr,  # with VALUES [M, k]
     columns_ptr,  # [M, k]: receives the columns of the first k, ascending, then -1
     N: tl.int32,
     k: tl.int32,
-    parts: tl.int32,
+    pieces: tl.int32,  # of a row: parts if they are joined, else chunks
+    chunks: tl.int32,  # of a row
     x_row: tl.int64,
     LARGEST: tl.constexpr,
     STARTS: tl.constexpr,
     ENDS: tl.constexpr,
     PDL: tl.constexpr,
     VALUES: tl.constexpr,
-    PART: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
     ROOM: tl.constexpr,
     KEPT: tl.constexpr,
     MOST: tl.constexpr,
-    BLOCK_P: tl.constexpr,
+    BLOCK_P: tl.constexpr,  # pieces
+    BLOCK_C: tl.constexpr,  # chunks
     WALK: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -434,7 +448,6 @@ def _final_kernel(
     row = tl.program_id(0).to(tl.int64)
     start, end = window(starts_ptr, ends_ptr, row, N, STARTS, ENDS)
     x_ptr += row * x_row
-    chunks = parts * CHUNKS
     wanted = tl.minimum(k, end - start)
     if PDL:
         gdc_launch_dependents()
@@ -443,11 +456,11 @@ def _final_kernel(
     done = False
     if KEPT > 0:
         p = tl.arange(0, BLOCK_P)
-        totals = tl.load(totals_ptr + row * parts + p, mask=p < parts, other=0)
+        totals = tl.load(totals_ptr + row * pieces + p, mask=p < pieces, other=0)
         slot = tl.arange(0, BLOCK_P * KEPT)
-        mask = slot < known(parts * KEPT, KEPT % 16 == 0)
-        n = tl.load(near_ptr + row * parts * KEPT + slot, mask=mask, other=-1)
-        x = tl.load(kept_ptr + row * parts * KEPT + slot, mask=mask, other=0)
+        mask = slot < known(pieces * KEPT, KEPT % 16 == 0)
+        n = tl.load(near_ptr + row * pieces * KEPT + slot, mask=mask, other=-1)
+        x = tl.load(kept_ptr + row * pieces * KEPT + slot, mask=mask, other=0)
         total = tl.sum(totals, 0)
         done = (total >= wanted) & (tl.max(totals, 0) <= KEPT)
         if done:
@@ -456,7 +469,7 @@ def _final_kernel(
         _select_crowded(
             x_ptr, start, end, passed_ptr + row * chunks * ROOM, values_ptr, columns_ptr, row * k, wanted, bound,
             counts_ptr + row * chunks, chunks, M * chunks,
-            LARGEST, VALUES, PART // CHUNKS, ROOM, MOST, BLOCK_P * CHUNKS, WALK,
+            LARGEST, VALUES, CHUNK, ROOM, MOST, BLOCK_C, WALK,
         )  # fmt: skip
     fill(columns_ptr + row * k, wanted, k)
 
@@ -599,52 +612,71 @@ def walk(
 # --- the launches ----------------------------------------------------------------------------------------------------
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    sample: int  # elements, or maxima, from which one program takes the bound
+    sample: int  # elements, or maxima of groups, from which one program takes the bound
     members: int  # elements drawn for each of them
     most: int  # elements above the bound that the final kernel holds
     part: int  # columns that a program filters
     warps: int  # of that program
     chunks: int  # of a part: 1, or one for each warp
-    each: int  # values that a chunk keeps beside their columns
-    kept: int  # values that a part keeps
+    each: int  # values that a chunk keeps before they are joined; 0 if they are not
+    kept: int  # values that a piece keeps: a part if there is one chunk or they are joined, else a chunk
 
     @property
     def joined(self) -> bool:
-        return self.chunks > 1 and self.kept > 0
+        return self.each > 0
+
+    @property
+    def pieces(self) -> int:
+        """Of a part."""
+        return 1 if self.joined else self.chunks
 
     @property
     def alone(self) -> bool:
         """Whether every program of the filter takes the bound itself."""
-        return self.members <= MOST_MEMBERS and self.part >= self.sample
+        return self.sample * self.members <= MOST_DRAWN and self.warps > 1
 
 
 @functools.lru_cache(4096)
 def plan(M: int, N: int, k: int) -> Plan:
     """By the size of the problem alone: if values or windows chose, no CUDA graph could be replayed."""
-    drawn = SAMPLE
-    while True:
-        step = N / drawn
-        above = 1.03 * (k + 5 * math.sqrt(k * step) + 5 * step)  # expected, where `_bound_of` sets the bound
-        most = triton.next_power_of_2(math.ceil(above + 4 * math.sqrt(above * step)))
-        if most <= 2 * max(SLOTS, triton.next_power_of_2(k)):
-            break
-        drawn *= 2
-    most = max(most, SLOTS // 8)
     # Parts as small as keep all multiprocessors busy.
     tile = TILE * WARPS
     part = min(max(triton.next_power_of_2(triton.cdiv(N * M, PROGRAMS)), tile), LONGEST)
-    parts = triton.cdiv(N, part)
     chunks = 1 if part == tile else WARPS
-    kept = _room(above / parts)
-    each = 0 if chunks == 1 else min(_room(above / parts / chunks), part // chunks)
-    if kept * triton.next_power_of_2(parts) > 2 * SLOTS or parts * chunks > 8 * SLOTS:
-        return Plan(SAMPLE, drawn // SAMPLE, most, part, 1, 1, 0, 0)
-    return Plan(SAMPLE, drawn // SAMPLE, most, part, WARPS, chunks, each if chunks > 1 else kept, kept)
+    drawn, found = SAMPLE, None
+    while True:  # until what passes is few enough for the final kernel: first of all, then in places set apart for it
+        step = N / drawn
+        rank = k / step + 5 * math.sqrt(k / step) + 4
+        sample = SAMPLE
+        while sample > SAMPLE // 4 and rank < 0.09 * sample:  # in fewer groups much would hide behind each other
+            sample //= 2
+        above = -1.03 * math.log1p(-min(rank / sample, 0.9)) * sample * step  # expected
+        most = triton.next_power_of_2(math.ceil(above + 4 * math.sqrt(above * step)))
+        last = 4 * drawn > N
+        if most <= 2 * max(SLOTS, triton.next_power_of_2(k)) or last:
+            p = Plan(sample, drawn // sample, max(most, SLOTS // 8), part, *_places(N, k, part, chunks, above, step))
+            found = p if found is None or p.kept else found
+            if p.kept or last or drawn >= MOST_FOR_PLACES:
+                return found
+        drawn *= 2
 
 
-def _room(expected: float) -> int:
-    """For as many as almost certainly pass where so many are expected."""
-    return triton.next_power_of_2(math.ceil(expected + 4 * math.sqrt(expected) + 2))
+def _places(N: int, k: int, part: int, chunks: int, above: float, step: float) -> tuple[int, int, int, int]:
+    """warps, chunks, each and kept of a plan."""
+    parts = triton.cdiv(N, part)
+    whole, one = _room(above, step, N / part), _room(above, step, N / part * chunks)
+    slots = 4 * SLOTS if 2 * k > SLOTS else 2 * SLOTS
+    if one * triton.next_power_of_2(parts * chunks) <= slots:
+        return WARPS, chunks, 0, one
+    if whole * triton.next_power_of_2(parts) <= slots and chunks > 1:
+        return WARPS, chunks, min(one, part // chunks), whole
+    return (WARPS, chunks, 0, 0) if parts * chunks <= SLOTS else (1, 1, 0, 0)
+
+
+def _room(above: float, step: float, pieces: float) -> int:
+    """For what passes in one of several pieces of a row, almost certainly. The bound varies as well."""
+    each = above / pieces
+    return triton.next_power_of_2(math.ceil(each + 4.2 * math.sqrt(each + above * step / pieces**2) + 2))
 
 
 def select_long(
@@ -661,18 +693,19 @@ def select_long(
 ) -> None:
     p = plan(M, N, k)
     parts = triton.cdiv(N, p.part)
-    programs, chunks = M * parts, M * parts * p.chunks
-    room = min(p.part // p.chunks, p.most)
+    programs, pieces, chunks = M * parts, parts * p.pieces, parts * p.chunks
+    chunk = p.part // p.chunks
+    room = min(chunk, p.most)
     key = torch.int64 if x.dtype == torch.int64 else torch.int32
     bounds, passed, counts, near, kept, totals, firsts, maxima = scratch(
         x.device,
         (M, key),
-        (chunks * room, torch.int16),
-        (2 * chunks, torch.int32),
-        (programs * p.kept, torch.int32),
-        (programs * p.kept, x.dtype),
-        (programs, torch.int32),
-        (chunks * p.each if p.chunks > 1 else 0, x.dtype),
+        (M * chunks * room, torch.int16),
+        (2 * M * chunks, torch.int32),
+        (M * pieces * p.kept, torch.int32),
+        (M * pieces * p.kept, x.dtype),
+        (M * pieces, torch.int32),
+        (M * chunks * p.each, x.dtype),
         (0 if p.alone else M * p.sample, key),
     )
     pdl = not INTERPRETED
@@ -682,25 +715,24 @@ def select_long(
     even = aligned(N, pitch)
     whole = not any(windows) and N % p.part == 0
     floating = x.dtype.is_floating_point
+    width = 16 // x.dtype.itemsize
     if not p.alone:
-        grouped = p.members > 1
-        if grouped:
-            block = max(DRAWN // p.members, 1)
-            each = p.sample // block
-            constants = (largest, *windows, pdl, p.sample, p.members, block, RUN)
-            _maxima_kernel(M * each, (x, *bases, maxima), (N, each, step, pitch), constants, num_warps=4)
-        constants = (largest, *windows, pdl, grouped, p.members, p.most, p.sample, floating, even, RUN)
-        tensors = (maxima if grouped else x, *bases, bounds)
-        _bound_kernel(M, tensors, (N, k, step, pitch), constants, num_warps=16, pdl=grouped and pdl)
-    width = min(16 // x.dtype.itemsize, 16)
+        block = max(DRAWN // p.members, 1)
+        each = p.sample // block
+        constants = (largest, *windows, pdl, p.sample, p.members, block, RUN)
+        _maxima_kernel(M * each, (x, *bases, maxima), (N, each, step, pitch), constants, num_warps=4)
+        constants = (largest, *windows, pdl, p.members, p.most, p.sample, floating)
+        tensors = (maxima, *bases, bounds)
+        _bound_kernel(M, tensors, (N, k, step), constants, num_warps=min(max(p.sample // 256, 1), 16), pdl=pdl)
     constants = (largest, *windows, pdl, even, whole, p.sample if p.alone else 0, p.members, p.most, floating, RUN)
-    sizes = (p.part, p.chunks, room, p.each, p.kept, p.joined, p.warps, TILE, width)
+    fetched = min(chunk, FETCHED) if p.chunks > 1 else 0
+    sizes = (p.part, p.chunks, room, p.each, p.kept, p.joined, p.warps, fetched, TILE, width)
     tensors = (x, *bases, bounds, passed, firsts, counts, near, kept, totals)
     scalars = (N, k, step, parts, pitch)
     _filter_kernel(programs, tensors, scalars, constants + sizes, num_warps=p.warps, pdl=pdl and not p.alone)
     tensors = (x, *bases, bounds, passed, counts, near, kept, totals, columns if values is None else values, columns)
-    block_p = triton.next_power_of_2(parts)
-    warps = min(max(max(p.most if p.kept == 0 else 0, block_p * p.kept) // 256, 4), 16)
-    sizes = (p.part, p.chunks, room, p.kept, p.most, block_p, 128 * warps, width)
+    block_p, block_c = triton.next_power_of_2(pieces), triton.next_power_of_2(chunks)
+    warps = min(max((block_p * p.kept or p.most) // SLOTS_PER_WARP, 1), 16)
+    sizes = (chunk, room, p.kept, p.most, block_p, block_c, max(128 * warps, 512), width)
     constants = (largest, *windows, pdl, values is not None, *sizes)
-    _final_kernel(M, tensors, (N, k, parts, pitch), constants, num_warps=warps, pdl=pdl)
+    _final_kernel(M, tensors, (N, k, pieces, chunks, pitch), constants, num_warps=warps, pdl=pdl)
