@@ -38,9 +38,21 @@ def check_room() -> None:
         constants = (True, True, True, True, False, False, True, 512, 128, 64, 4, False)
         ptx, _ = build(t._row_kernel, (dtype, I32, I32, I16, dtype, I32), constants, 1)
         assert len(set(bounds(ptx))) == len(bounds(ptx)) == 16
-        constants = (True, True, True, True, True, 4096, 128, 0, 512, 4, False)
-        ptx, _ = build(s._filter_kernel, (dtype, I32, I32, I32, I16, dtype, I32), constants, 1)
-        assert len(set(bounds(ptx))) == len(bounds(ptx)) == 16
+        for chunks, warps in ((1, 1), (16, 16)):
+            ptx, _ = build(s._filter_kernel, filter_pointers(dtype), filter_constants(4, chunks, warps, 128), warps)
+            assert len(set(bounds(ptx))) == len(bounds(ptx)) == 16
+
+
+def filter_pointers(dtype):
+    return (dtype, I32, I32, I32, I16, dtype, I32, I32, dtype, I32)
+
+
+def filter_constants(width, chunks, warps, room, windows=(True, True), sample=0):
+    from tle_ops.kernels import _select_triton as s
+
+    bound = (sample, 4, 4096, True, s.RUN)
+    joined = chunks > 1
+    return (True, *windows, True, True, False, *bound, 32768, chunks, room, 64, 512, joined, warps, s.TILE, width)
 
 
 def check_scans() -> None:
@@ -103,20 +115,35 @@ def check_long_rows() -> None:
             wide = 16 // dtype.itemsize
             ptx, log = build(s._maxima_kernel, (dtype, I32, I32, I32), (*first, 4096, 32, 32, s.RUN), 4)
             assert " 0 bytes spill stores" in log
-            constants = (*first, 1, 4096, 4096, True, True, s.RUN)
-            ptx, log = build(s._bound_kernel, (dtype, I32, I32, I32), constants, 4)
+            constants = (*first, False, 1, 4096, 4096, True, True, s.RUN)
+            ptx, log = build(s._bound_kernel, (dtype, I32, I32, I32), constants, 16)
             assert 128 in accesses(ptx, "ld")
             assert " 0 bytes spill stores" in log
-            # A warp by itself needs no shared memory: no value changes its lane between the load and the stores.
-            constants = (*first, True, 4096, 4096, 128, 512, wide, False)
-            ptx, log = build(s._filter_kernel, (dtype, I32, I32, I32, I16, dtype, I32), constants, 1)
-            assert 128 in accesses(ptx, "ld")
-            assert ".shared" not in ptx
-            assert " 0 bytes spill stores" in log
-            constants = (*first, False, 4096, 4096, 128, 4096, 32, 2048, wide)
-            ptx, log = build(s._final_kernel, (dtype, I32, I32, I32, I16, dtype, I32, I32, I32), constants, 16)
+            for chunks, warps, sample in ((1, 1, 0), (1, 16, 4096), (16, 16, 4096)):
+                constants = filter_constants(wide, chunks, warps, 4096, windows, sample)
+                ptx, log = build(s._filter_kernel, filter_pointers(dtype), constants, warps)
+                assert 128 in accesses(ptx, "ld")
+                assert " 0 bytes spill stores" in log
+                # A warp by itself needs no shared memory: no value changes its lane between the load and the stores.
+                assert warps > 1 or ".shared" not in ptx
+                # And where each warp has its own chunk, it waits for no other.
+                assert chunks == 1 or any("bar.sync" not in loop and "ld.global" in loop for loop in loops(ptx))
+            constants = (*first, False, 65536, 16, 4096, 2048, 4096, 2, 2048, wide)
+            pointers = (dtype, I32, I32, I32, I16, I32, I32, dtype, I32, I32, I32)
+            ptx, log = build(s._final_kernel, pointers, constants, 16)
             assert 128 in accesses(ptx, "ld")  # the values that were kept
             assert "griddepcontrol.wait" in ptx
+
+
+def loops(ptx: str) -> list[str]:
+    """What lies between a label and a branch back to it."""
+    found = []
+    for label in re.findall(r"^(\$L\w+):", ptx, re.M):
+        after = ptx.split(f"\n{label}:", 1)[1]
+        back = [m.start() for m in re.finditer(rf"bra(?:\.uni)?\s+{re.escape(label)};", after)]
+        if back:
+            found.append(after[: back[-1]])
+    return found
 
 
 @pytest.mark.parametrize(

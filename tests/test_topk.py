@@ -166,7 +166,7 @@ def small_kernels(monkeypatch):
 
     sizes = {
         topk_triton: {"_SHORT": 64, "_FEW": 4, "_TILE": 256, "_SHORTEST": 64, "_MOST": 48},
-        _select_triton: {"SAMPLE": 128, "DRAWN": 32, "TILE": 32, "SHORTEST": 64, "PROGRAMS": 16, "SLOTS": 128},
+        _select_triton: {"SAMPLE": 128, "DRAWN": 32, "TILE": 32, "WARPS": 4, "PROGRAMS": 4, "SLOTS": 128, "MOST_DRAWN": 512},
     }
     for module, constants in sizes.items():
         for name, value in constants.items():
@@ -265,6 +265,7 @@ def test_plans_of_long_rows_are_within_bounds():
                 assert p.sample * p.members <= N
                 assert p.part <= 65536  # a column within it is stored in 16 bits
                 assert p.warps * _select_triton.TILE <= p.part
+                assert p.part % (p.warps * _select_triton.TILE) == 0
 
 
 @pytest.mark.gpu

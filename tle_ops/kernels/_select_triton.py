@@ -24,18 +24,23 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 import tle_ops.language as tle
-from tle_ops.kernels._keys_triton import bisect, count, greatest, keys_of, least, middle_of, value_of
+from tle_ops.kernels._keys_triton import count, greatest, keys_of, least, middle_of, search, value_of
 from tle_ops.kernels._lines_triton import aligned, known
 from tle_ops.kernels._replay import scratch
 from tle_ops.kernels._triton import INTERPRETED, kernel
 
-SAMPLE = 4096  # elements, or maxima of groups, from which one program takes the bound; up to four times as many
+SAMPLE = 4096  # maxima of groups, at most, from which one program takes the bound; elements, at least, in them
+MOST_DRAWN = 16384  # elements, if every program of the filter draws them itself
+MOST_FOR_PLACES = 2**19  # elements drawn so that what passes has places set apart for it
 RUN = 8  # of which so many lie together: a sector of float32
 DRAWN = 1024  # elements of which a program takes maxima
-PROGRAMS = 4224  # warps that an H200 holds at once, 32 on each multiprocessor
+PROGRAMS = 264  # that filter: two on each multiprocessor of an H200
+WARPS = 8  # of each
 TILE = 512  # columns that a warp filters at once: 16 a thread
-SHORTEST, LONGEST = 512, 65536  # parts: columns within one are stored in 16 bits
+LONGEST = 65536  # part: columns within one are stored in 16 bits
+FETCHED = 4096  # columns that a warp has brought into L2 ahead of its first tiles
 SLOTS = 4096  # for what passes, that the final kernel handles well; it may be twice as many
+SLOTS_PER_WARP = 512
 
 
 # --- device functions ------------------------------------------------------------------------------------------------
@@ -133,16 +138,15 @@ def _members(length, step, GROUPS: tl.constexpr, MEMBERS: tl.constexpr):
     return members
 
 
-@kernel("N", "k", "step", "x_row")
+@kernel("N", "k", "step")
 def _bound_kernel(
-    x_ptr,  # [M, N], rows x_row apart; with MEMBERS > 1 maxima [M, BLOCK]
+    maxima_ptr,  # [M, BLOCK]
     starts_ptr,  # with STARTS [M]
     ends_ptr,  # with ENDS [M]
     bounds_ptr,  # keys [M]
     N: tl.int32,
     k: tl.int32,
     step: tl.int32,
-    x_row: tl.int64,
     LARGEST: tl.constexpr,
     STARTS: tl.constexpr,
     ENDS: tl.constexpr,
@@ -151,47 +155,73 @@ def _bound_kernel(
     MOST: tl.constexpr,
     BLOCK: tl.constexpr,
     FLOATING: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    RUN: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     start, end = window(starts_ptr, ends_ptr, row, N, STARTS, ENDS)
-    length = end - start
-    i = tl.arange(0, BLOCK)
-    samples = tl.full((), BLOCK, tl.int32)
-    if MEMBERS > 1:
-        samples = _members(length, step, BLOCK, MEMBERS) * BLOCK
-        if PDL:
-            gdc_wait()
-        keys = tl.load(x_ptr + row * BLOCK + i)
-    else:
-        run = tl.arange(0, BLOCK // RUN)[:, None]
-        at = (start + _drawn(run, samples // RUN, length)) // RUN * RUN + tl.arange(0, RUN)[None, :]
-        x = tl.load(x_ptr + row * known(x_row, ALIGNED) + at, mask=at < known(N, ALIGNED), other=0)
-        keys = tl.where((at >= start) & (at < end), keys_of(x, LARGEST), least(keys_of(x, LARGEST).dtype))
-        keys = tl.reshape(keys, (BLOCK,))
+    members = _members(end - start, step, BLOCK, MEMBERS)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    keys = tl.load(maxima_ptr + row * BLOCK + tl.arange(0, BLOCK))
+    tl.store(bounds_ptr + row, _bound_of(keys, end - start, members, k, LARGEST, MOST, BLOCK, FLOATING))
+
+
+@triton.jit
+def _sample(x_ptr, N, start, end, members, MEMBERS: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr):
+    """Elements [MEMBERS, BLOCK // RUN, RUN], and which of them are in the window and among its first `members`. Runs
+    of RUN lie together."""
+    member = tl.arange(0, MEMBERS)[:, None, None]
+    run = member * (BLOCK // RUN) + tl.arange(0, BLOCK // RUN)[None, :, None]
+    at = start + _drawn(run, members * (BLOCK // RUN), end - start)
+    at = at // RUN * RUN + tl.arange(0, RUN)[None, None, :]  # [MEMBERS, BLOCK // RUN, RUN]
+    x = tl.load(x_ptr + at, mask=(at < N) & (member < members), other=0)
+    return x, (at >= start) & (at < end) & (member < members)
+
+
+@triton.jit
+def _maxima(x, inside, LARGEST: tl.constexpr):
+    """The greatest keys of the groups."""
+    keys = tl.where(inside, keys_of(x, LARGEST), least(keys_of(x, LARGEST).dtype))
+    return tl.reshape(tl.max(keys, 0), (x.shape[1] * x.shape[2],))
+
+
+@triton.jit
+def _fetch(x_ptr, begin, N, COLUMNS: tl.constexpr, LINE: tl.constexpr):
+    """Have the first COLUMNS from each `begin` on brought into L2."""
+    n = tl.minimum(begin + tl.arange(0, COLUMNS // LINE)[None, None, :] * LINE, N - 1)
+    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,l", [(x_ptr + n).to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _bound_of(
+    keys, length, members, k, LARGEST: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr, FLOATING: tl.constexpr
+):
+    """The key that the elements of a row of this length have to exceed, by its sample."""
     # Five standard deviations more than the k-th of the row is expected to have before it in the sample.
-    expected = samples * (k / tl.maximum(length, 1).to(tl.float32))
+    expected = members * BLOCK * (k / tl.maximum(length, 1).to(tl.float32))
     rank = tl.minimum((expected + 5.0 * tl.sqrt(expected)).to(tl.int32) + 4, BLOCK)
-    low, _ = bisect(keys, tl.min(keys, 0), tl.max(keys, 0), rank, rank + rank // 32)
+    low, _, _ = search(keys, tl.min(keys, 0), tl.max(keys, 0), rank, rank + rank // 32)
     if FLOATING and LARGEST:
         low = tl.minimum(low, 0x7F800000)  # a NaN compares with nothing
-    low = tl.where(length <= MOST, least(low.dtype), low)  # everything may pass
-    tl.store(bounds_ptr + row, low)
+    return tl.where(length <= MOST, least(low.dtype), low)  # everything may pass
 
 
-@kernel("N", "parts", "x_row")
+@kernel("N", "k", "step", "parts", "x_row")
 def _filter_kernel(
     x_ptr,  # [M, N], rows x_row apart
     starts_ptr,  # with STARTS [M]
     ends_ptr,  # with ENDS [M]
-    bounds_ptr,  # keys [M]
-    passed_ptr,  # int16 [M, parts, ROOM]: columns within the part of what is above the bound
-    kept_ptr,  # [M, parts, KEPT]: the values of the first of them
-    counts_ptr,  # int32 [2, M, parts]: how many are above, how many at the bound
+    bounds_ptr,  # keys [M]: with SAMPLE written, else read
+    passed_ptr,  # int16 [M, parts, CHUNKS, ROOM]: columns within the chunk of what is above the bound
+    values_ptr,  # with JOINED [M, parts, CHUNKS, EACH]: the values of the first of them
+    counts_ptr,  # int32 [2, M, parts, CHUNKS]: how many are above, how many at the bound
+    near_ptr,  # int32 [M, pieces, KEPT]: columns within the row of what is above the bound, then -1
+    kept_ptr,  # [M, pieces, KEPT]: their values
+    totals_ptr,  # int32 [M, pieces]: how many these are, or more than KEPT if one is missing
     N: tl.int32,
+    k: tl.int32,
+    step: tl.int32,
     parts: tl.int32,  # of a row
     x_row: tl.int64,
     LARGEST: tl.constexpr,
@@ -199,45 +229,163 @@ def _filter_kernel(
     ENDS: tl.constexpr,
     PDL: tl.constexpr,
     ALIGNED: tl.constexpr,
-    PART: tl.constexpr,
-    ROOM: tl.constexpr,
-    KEPT: tl.constexpr,
-    TILE: tl.constexpr,
-    WIDTH: tl.constexpr,
     WHOLE: tl.constexpr,
+    SAMPLE: tl.constexpr,  # 0, or the program takes its row's bound itself
+    MEMBERS: tl.constexpr,
+    MOST: tl.constexpr,
+    FLOATING: tl.constexpr,
+    RUN: tl.constexpr,
+    PART: tl.constexpr,
+    CHUNKS: tl.constexpr,  # of a part: 1, or as many as there are warps, which walk one each
+    ROOM: tl.constexpr,
+    EACH: tl.constexpr,
+    KEPT: tl.constexpr,
+    JOINED: tl.constexpr,
+    WARPS: tl.constexpr,
+    FETCHED: tl.constexpr,  # columns of a chunk that are brought into L2 meanwhile
+    TILE: tl.constexpr,  # columns that a warp filters at once
+    WIDTH: tl.constexpr,  # of a load
 ):
-    part = tl.program_id(0) % parts
+    # A tile is [WARPS, Q, L], of which the last is what a warp loads at once. Nothing is reduced over the warps.
+    Q: tl.constexpr = 16 // WIDTH
+    L: tl.constexpr = TILE // Q
+    CHUNK: tl.constexpr = PART // CHUNKS
+    if PDL:
+        gdc_launch_dependents()
+    program = tl.program_id(0).to(tl.int64)
     row = (tl.program_id(0) // parts).to(tl.int64)
     start, end = window(starts_ptr, ends_ptr, row, known(N, ALIGNED), STARTS, ENDS)
     x_ptr += row * known(x_row, ALIGNED)
-    passed_ptr += tl.program_id(0).to(tl.int64) * ROOM
-    kept_ptr += tl.program_id(0).to(tl.int64) * KEPT
-    lane = tl.arange(0, TILE)
-    x = tile_of(x_ptr, part * PART, start, end, known(N, ALIGNED), TILE, WHOLE)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    bound = tl.load(bounds_ptr + row)
-    found = tl.full((), 0, tl.int32)
-    level = tl.full((), 0, tl.int32)
-    for offset in range(0, PART, TILE):
-        n = part * PART + offset + lane
-        if offset > 0:
-            x = tile_of(x_ptr, part * PART + offset, start, end, known(N, ALIGNED), TILE, WHOLE)
+    warp = tl.arange(0, WARPS)[:, None, None]
+    STEP: tl.constexpr = TILE if CHUNKS > 1 else TILE * WARPS  # from one tile of a warp to its next
+    FIRST: tl.constexpr = CHUNK if CHUNKS > 1 else TILE  # from one warp to the next
+    begin = tl.program_id(0) % parts * PART + warp * FIRST  # [WARPS, 1, 1]
+    lane = tl.arange(0, Q)[None, :, None] * L + tl.arange(0, L)[None, None, :]  # [1, Q, L]
+    x = _tile(x_ptr, begin, lane, start, end, known(N, ALIGNED), TILE, WHOLE)
+    if SAMPLE > 0:
+        members = _members(end - start, step, SAMPLE, MEMBERS)
+        drawn, inside = _sample(x_ptr, known(N, ALIGNED), start, end, members, MEMBERS, SAMPLE, RUN)
+        if PDL and FETCHED > 0:  # while the bound is sought, for which memory is idle
+            _fetch(x_ptr, begin, N, FETCHED, 8 * WIDTH)
+        keys = _maxima(drawn, inside, LARGEST)
+        bound = _bound_of(keys, end - start, members, k, LARGEST, MOST, SAMPLE, FLOATING)
+        if tl.program_id(0) % parts == 0:
+            tl.store(bounds_ptr + row, bound)
+    else:
+        if PDL:
+            gdc_wait()
+        bound = tl.load(bounds_ptr + row)
+    chunk = program * CHUNKS + (warp if CHUNKS > 1 else tl.zeros_like(warp))
+    found = tl.zeros((WARPS, 1, 1), tl.int32)
+    level = tl.zeros((WARPS, 1, L), tl.int32)
+    for offset in range(0, CHUNK, STEP):
+        n = begin + offset + lane
+        following = x
+        if CHUNK > STEP:  # the next tile is on its way while this one is worked on
+            ahead = tl.minimum(offset + STEP, CHUNK - STEP)
+            following = _tile(x_ptr, begin + ahead, lane, start, end, known(N, ALIGNED), TILE, WHOLE)
         above, equal = _against(x, bound, LARGEST)
         above = within(above, n, start, end, WHOLE)
-        both = count_both(above, within(equal, n, start, end, WHOLE))
-        level += both >> 16
-        here = both & 0xFFFF
-        if here > 0:
-            rank, place = append(passed_ptr, found, above, offset + lane, ROOM, WIDTH)
-            if KEPT > 0:
-                tl.store(kept_ptr + place, x, mask=above & (rank < KEPT - found))
+        level += tl.sum(within(equal, n, start, end, WHOLE).to(tl.int32), 1, keep_dims=True)
+        rank, here = _ranks(above, Q)
+        if CHUNKS == 1:  # a warp's come after those of the warps before it
+            all_warps = tl.reshape(here, (WARPS,))
+            rank += tl.reshape(tl.cumsum(all_warps, 0) - all_warps, (WARPS, 1, 1))
+            here = tl.zeros_like(here) + tl.sum(all_warps, 0)
+        rank += found
+        place = chunk * ROOM + rank
+        # What is said of `place` is not so. It keeps the lanes of the store where the load put them, or everything
+        # would be moved to another layout; and since the mask differs from lane to lane, every element is stored by
+        # itself. For the same reason no mask may be made of `place`: one comparison would stand for WIDTH of them.
+        place = tl.max_contiguous(tl.multiple_of(place, (1, 1, WIDTH)), (1, 1, WIDTH))
+        inner = n - begin + (0 if CHUNKS > 1 else warp * TILE)
+        fits = above
+        if ROOM < CHUNK:
+            fits = above & (rank < ROOM)
+        tl.store(passed_ptr + place, inner.to(tl.int16), mask=fits)
+        if JOINED:
+            place = chunk * EACH + rank
+            place = tl.max_contiguous(tl.multiple_of(place, (1, 1, WIDTH)), (1, 1, WIDTH))
+            tl.store(values_ptr + place, x, mask=above & (rank < EACH))
+        elif KEPT > 0:
+            place = chunk * KEPT + rank
+            place = tl.max_contiguous(tl.multiple_of(place, (1, 1, WIDTH)), (1, 1, WIDTH))
+            tl.store(near_ptr + place, n, mask=above & (rank < KEPT))
+            tl.store(kept_ptr + place, x, mask=above & (rank < KEPT))
         found += here
-    counts_ptr += tl.program_id(0)
-    programs = tl.num_programs(0)
-    tl.store(counts_ptr, found)
-    tl.store(counts_ptr + programs, level)
+        x = following
+    levels_ptr = counts_ptr + (program + tl.num_programs(0)) * CHUNKS
+    counts_ptr += program * CHUNKS
+    level = tl.sum(level, 2, keep_dims=True)  # [WARPS, 1, 1]
+    total = tl.max(tl.reshape(found, (WARPS,)), 0)
+    if CHUNKS == 1:
+        tl.store(counts_ptr, total)
+        tl.store(levels_ptr, tl.sum(tl.reshape(level, (WARPS,)), 0))
+    else:
+        tl.store(counts_ptr + warp, found)
+        tl.store(levels_ptr + warp, level)
+    if JOINED:
+        tl.debug_barrier()
+        slot = tl.arange(0, CHUNKS * EACH)
+        of = slot // EACH
+        inside = slot % EACH < tl.load(counts_ptr + of)
+        # Narrower than it could be, like the values.
+        passed_ptr += program * (CHUNKS * ROOM)
+        n = tl.load(passed_ptr + tl.max_contiguous(of * ROOM + slot % EACH, WIDTH)).to(tl.int32) & 0xFFFF
+        x = tl.load(values_ptr + program * (CHUNKS * EACH) + slot)
+        most = total
+        rank, total = tle.cumsum(inside.to(tl.int32))
+        n += tl.program_id(0) % parts * PART + of * CHUNK
+        place = tl.max_contiguous(tl.multiple_of(program * KEPT + rank, WIDTH), WIDTH)  # as above
+        tl.store(near_ptr + place, n, mask=inside & (rank < KEPT))
+        tl.store(kept_ptr + place, x, mask=inside & (rank < KEPT))
+        total = tl.where(most > EACH, KEPT + 1, total)
+    if KEPT > 0 and (CHUNKS == 1 or JOINED):
+        tl.store(totals_ptr + program, total)
+        slot = tl.arange(0, KEPT)
+        tl.store(near_ptr + program * KEPT + slot, tl.full((KEPT,), -1, tl.int32), mask=slot >= total)
+    elif KEPT > 0:
+        tl.store(totals_ptr + chunk, found)
+        slot = tl.arange(0, KEPT)[None, None, :]
+        tl.store(near_ptr + chunk * KEPT + slot, tl.full((WARPS, 1, KEPT), -1, tl.int32), mask=slot >= found)
+
+
+@triton.jit
+def _tile(x_ptr, begin, lane, start, end, N, TILE: tl.constexpr, WHOLE: tl.constexpr):
+    """A tile for each warp; nothing is read if it lies outside the window. A mask that knew the window's ends exactly
+    would make narrow loads of wide ones. WHOLE: there is no window, and the row is made of whole tiles."""
+    n = begin + lane
+    if WHOLE:
+        return tl.load(x_ptr + n)
+    else:
+        return tl.load(x_ptr + n, mask=(n < N) & (begin < end) & (begin + TILE > start), other=0)
+
+
+@triton.jit
+def _ranks(flags, Q: tl.constexpr):
+    """Of flags [W, Q, L], how many are set before each one in its [Q, L], and how many in all of that, [W, 1, 1]. One
+    scan for all of Q: their counts share an integer."""
+    KIND: tl.constexpr = tl.int64 if Q > 4 else tl.int32
+    BITS: tl.constexpr = KIND.primitive_bitwidth // Q
+    MASK: tl.constexpr = (1 << min(BITS, 31)) - 1
+    q = tl.arange(0, Q)[None, :, None]
+    packed = tl.sum(flags.to(KIND) << (q * BITS), 1, keep_dims=True)  # [W, 1, L]
+    before = tl.cumsum(packed, 2) - packed
+    totals = tl.sum(packed, 2, keep_dims=True)  # [W, 1, 1]
+    rank = ((before >> (q * BITS)) & MASK).to(tl.int32)
+    count = tl.zeros_like(totals).to(tl.int32)
+    for j in tl.static_range(Q):
+        rank += tl.where(q == j, count, 0)
+        count += ((totals >> (j * BITS)) & MASK).to(tl.int32)
+    return rank, count
+
+
+@triton.jit
+def within(flags, n, start, end, WHOLE: tl.constexpr):
+    if WHOLE:
+        return flags
+    else:
+        return flags & (n >= start) & (n < end)
 
 
 @triton.jit
@@ -264,45 +412,35 @@ def tile_of(x_ptr, begin, start, end, N, TILE: tl.constexpr, WHOLE: tl.constexpr
         return tl.load(x_ptr + n, mask=(n < N) & (begin < end) & (begin + TILE > start), other=0)
 
 
-@triton.jit
-def within(flags, n, start, end, WHOLE: tl.constexpr):
-    if WHOLE:
-        return flags
-    else:
-        return flags & (n >= start) & (n < end)
-
-
-@triton.jit
-def count_both(a, b):
-    """How many of at most 65535 are set, of b in the upper half."""
-    return tl.sum(a.to(tl.int32) + b.to(tl.int32) * 65536, 0)
-
-
-@kernel("N", "k", "parts", "x_row")
+@kernel("N", "k", "pieces", "chunks", "x_row")
 def _final_kernel(
     x_ptr,  # [M, N], rows x_row apart
     starts_ptr,  # with STARTS [M]
     ends_ptr,  # with ENDS [M]
     bounds_ptr,  # keys [M]
-    passed_ptr,  # int16 [M, parts, ROOM]
-    kept_ptr,  # [M, parts, KEPT]
-    counts_ptr,  # int32 [2, M, parts]
+    passed_ptr,  # int16 [M, chunks, ROOM]
+    counts_ptr,  # int32 [2, M, chunks]
+    near_ptr,  # int32 [M, pieces, KEPT]
+    kept_ptr,  # [M, pieces, KEPT]
+    totals_ptr,  # int32 [M, pieces]
     values_ptr,  # with VALUES [M, k]
     columns_ptr,  # [M, k]: receives the columns of the first k, ascending, then -1
     N: tl.int32,
     k: tl.int32,
-    parts: tl.int32,
+    pieces: tl.int32,  # of a row: parts if they are joined, else chunks
+    chunks: tl.int32,  # of a row
     x_row: tl.int64,
     LARGEST: tl.constexpr,
     STARTS: tl.constexpr,
     ENDS: tl.constexpr,
     PDL: tl.constexpr,
     VALUES: tl.constexpr,
-    PART: tl.constexpr,
+    CHUNK: tl.constexpr,
     ROOM: tl.constexpr,
     KEPT: tl.constexpr,
     MOST: tl.constexpr,
-    BLOCK_P: tl.constexpr,
+    BLOCK_P: tl.constexpr,  # pieces
+    BLOCK_C: tl.constexpr,  # chunks
     WALK: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -310,57 +448,43 @@ def _final_kernel(
     row = tl.program_id(0).to(tl.int64)
     start, end = window(starts_ptr, ends_ptr, row, N, STARTS, ENDS)
     x_ptr += row * x_row
-    passed_ptr += row * parts * ROOM
-    kept_ptr += row * parts * KEPT
-    counts_ptr += row * parts
     wanted = tl.minimum(k, end - start)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    _select_passed(
-        x_ptr, start, end, tl.load(bounds_ptr + row), passed_ptr, kept_ptr, counts_ptr, values_ptr, columns_ptr,
-        row * k, wanted, parts, M * parts, LARGEST, VALUES, PART, ROOM, KEPT, MOST, BLOCK_P, WALK, WIDTH,
-    )  # fmt: skip
+    bound = tl.load(bounds_ptr + row)
+    done = False
+    if KEPT > 0:
+        p = tl.arange(0, BLOCK_P)
+        totals = tl.load(totals_ptr + row * pieces + p, mask=p < pieces, other=0)
+        slot = tl.arange(0, BLOCK_P * KEPT)
+        mask = slot < known(pieces * KEPT, KEPT % 16 == 0)
+        n = tl.load(near_ptr + row * pieces * KEPT + slot, mask=mask, other=-1)
+        x = tl.load(kept_ptr + row * pieces * KEPT + slot, mask=mask, other=0)
+        total = tl.sum(totals, 0)
+        done = (total >= wanted) & (tl.max(totals, 0) <= KEPT)
+        if done:
+            _first_of(x, n, n >= 0, values_ptr, columns_ptr, row * k, bound, wanted, total, LARGEST, VALUES, WIDTH)
+    if not done:
+        _select_crowded(
+            x_ptr, start, end, passed_ptr + row * chunks * ROOM, values_ptr, columns_ptr, row * k, wanted, bound,
+            counts_ptr + row * chunks, chunks, M * chunks,
+            LARGEST, VALUES, CHUNK, ROOM, MOST, BLOCK_C, WALK,
+        )  # fmt: skip
     fill(columns_ptr + row * k, wanted, k)
 
 
 @triton.jit
-def _select_passed(
-    x_ptr, start, end, bound, passed_ptr, kept_ptr, counts_ptr, values_ptr, columns_ptr, first,
-    wanted, parts, levels,
-    LARGEST: tl.constexpr, VALUES: tl.constexpr, PART: tl.constexpr, ROOM: tl.constexpr, KEPT: tl.constexpr,
-    MOST: tl.constexpr, BLOCK_P: tl.constexpr, WALK: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Store the first `wanted` of a row by what its parts let pass."""
-    p = tl.arange(0, BLOCK_P)
-    above = tl.load(counts_ptr + p, mask=p < parts, other=0)
-    level = tl.load(counts_ptr + levels + p, mask=p < parts, other=0)
-    if KEPT > 0:  # read before anything is known of the counts, so that the latencies overlap
-        slot = tl.arange(0, BLOCK_P * KEPT)
-        p = slot // KEPT
-        inside = (p < parts) & (slot % KEPT < tl.load(counts_ptr + p, mask=p < parts, other=0))
-        n = tl.load(passed_ptr + p.to(tl.int64) * ROOM + slot % KEPT, mask=p < parts, other=0)
-        n = p * PART + (n.to(tl.int32) & 0xFFFF)
-        x = tl.load(kept_ptr + slot, mask=p < parts, other=0)
-    total = tl.sum(above, 0)
-    all_kept = (total >= wanted) & (tl.max(above, 0) <= KEPT)
-    if KEPT > 0:  # noqa: SIM102 (decided when the kernel is built, unlike the next)
-        if all_kept:
-            _first_of(x, n, inside, values_ptr, columns_ptr, first, bound, wanted, total, LARGEST, VALUES, WIDTH)
-    if (all_kept == 0) | (KEPT == 0):
-        _select_crowded(
-            x_ptr, start, end, passed_ptr, values_ptr, columns_ptr, first, wanted, bound, above, total,
-            tl.sum(level, 0), LARGEST, VALUES, PART, ROOM, MOST, BLOCK_P, WALK,
-        )  # fmt: skip
-
-
-@triton.jit
 def _select_crowded(
-    x_ptr, start, end, passed_ptr, values_ptr, columns_ptr, first, wanted, bound, above, total, total_level,
-    LARGEST: tl.constexpr, VALUES: tl.constexpr, PART: tl.constexpr, ROOM: tl.constexpr, MOST: tl.constexpr,
+    x_ptr, start, end, passed_ptr, values_ptr, columns_ptr, first, wanted, bound, counts_ptr, chunks, levels,
+    LARGEST: tl.constexpr, VALUES: tl.constexpr, CHUNK: tl.constexpr, ROOM: tl.constexpr, MOST: tl.constexpr,
     BLOCK_P: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
-    """The same where not all values were kept."""
+    """Store the first `wanted` of a row by what its chunks let pass, where not all values were kept."""
+    p = tl.arange(0, BLOCK_P)
+    above = tl.load(counts_ptr + p, mask=p < chunks, other=0)
+    total = tl.sum(above, 0)
+    total_level = tl.sum(tl.load(counts_ptr + levels + p, mask=p < chunks, other=0), 0)
     if (total >= wanted) & (total <= MOST):
         begins, _ = tle.cumsum(above)  # of parts beyond the row: the total
         slot = tl.arange(0, MOST)
@@ -371,7 +495,7 @@ def _select_crowded(
         inside = slot < total  # beyond, the part may be one beyond the row
         within = slot - tl.gather(begins, part, 0)
         n = tl.load(passed_ptr + part.to(tl.int64) * ROOM + within, mask=inside, other=0)
-        n = part * PART + (n.to(tl.int32) & 0xFFFF)
+        n = part * CHUNK + (n.to(tl.int32) & 0xFFFF)
         x = tl.load(x_ptr + n, mask=inside, other=0)
         _first_of(x, n, inside, values_ptr, columns_ptr, first, bound, wanted, total, LARGEST, VALUES, 1)
     else:
@@ -405,8 +529,13 @@ def _first_of(
     keys = tl.where(inside, keys_of(x, LARGEST), least(bound.dtype))
     low = tl.where(total == wanted, least(bound.dtype), bound)  # all are wanted
     high = tl.where(total == wanted, low, tl.max(keys, 0))
-    low, high = bisect(keys, low, high, wanted, wanted)
-    emit(x, keys, n, inside, low, high, wanted, values_ptr, columns_ptr, first, VALUES, WIDTH)
+    low, high, from_low = search(keys, low, high, wanted, wanted)
+    above = inside & (keys > high)
+    level = inside & (keys >= low) & (keys <= high)
+    room = wanted
+    if from_low > wanted:  # not all that is level is wanted
+        room = wanted - count(above)
+    _store_first(x, n, above, level, room, values_ptr, columns_ptr, first, VALUES, WIDTH)
 
 
 @triton.jit
@@ -483,47 +612,71 @@ def walk(
 # --- the launches ----------------------------------------------------------------------------------------------------
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    sample: int  # elements, or maxima, from which one program takes the bound
+    sample: int  # elements, or maxima of groups, from which one program takes the bound
     members: int  # elements drawn for each of them
     most: int  # elements above the bound that the final kernel holds
     part: int  # columns that a program filters
-    kept: int  # values that it stores beside their columns
     warps: int  # of that program
+    chunks: int  # of a part: 1, or one for each warp
+    each: int  # values that a chunk keeps before they are joined; 0 if they are not
+    kept: int  # values that a piece keeps: a part if there is one chunk or they are joined, else a chunk
+
+    @property
+    def joined(self) -> bool:
+        return self.each > 0
+
+    @property
+    def pieces(self) -> int:
+        """Of a part."""
+        return 1 if self.joined else self.chunks
+
+    @property
+    def alone(self) -> bool:
+        """Whether every program of the filter takes the bound itself."""
+        return self.sample * self.members <= MOST_DRAWN and self.warps > 1
 
 
 @functools.lru_cache(4096)
 def plan(M: int, N: int, k: int) -> Plan:
     """By the size of the problem alone: if values or windows chose, no CUDA graph could be replayed."""
-    drawn = SAMPLE
-    while True:
+    # Parts as small as keep all multiprocessors busy.
+    tile = TILE * WARPS
+    part = min(max(triton.next_power_of_2(triton.cdiv(N * M, PROGRAMS)), tile), LONGEST)
+    chunks = 1 if part == tile else WARPS
+    drawn, found = SAMPLE, None
+    while True:  # until what passes is few enough for the final kernel: first of all, then in places set apart for it
         step = N / drawn
-        above = 1.03 * (k + 5 * math.sqrt(k * step) + 5 * step)  # expected, where `_bound_kernel` sets its bound
+        rank = k / step + 5 * math.sqrt(k / step) + 4
+        sample = SAMPLE
+        while sample > SAMPLE // 4 and rank < 0.09 * sample:  # in fewer groups much would hide behind each other
+            sample //= 2
+        above = -1.03 * math.log1p(-min(rank / sample, 0.9)) * sample * step  # expected
         most = triton.next_power_of_2(math.ceil(above + 4 * math.sqrt(above * step)))
-        if most <= 2 * max(SLOTS, triton.next_power_of_2(k)):
-            break
+        last = 4 * drawn > N
+        if most <= 2 * max(SLOTS, triton.next_power_of_2(k)) or last:
+            p = Plan(sample, drawn // sample, max(most, SLOTS // 8), part, *_places(N, k, part, chunks, above, step))
+            found = p if found is None or p.kept else found
+            if p.kept or last or drawn >= MOST_FOR_PLACES:
+                return found
         drawn *= 2
-    sample, members = (drawn, 1) if drawn <= 4 * SAMPLE else (SAMPLE, drawn // SAMPLE)
-    # Parts as small as keep all warps busy, or so much longer that what they keep takes fewer slots.
-    part = base = min(max(triton.next_power_of_2(triton.cdiv(N * M, PROGRAMS)), SHORTEST), LONGEST)
-    slots, kept = _slots(N, above, part)
-    while slots > SLOTS and part < 8 * SHORTEST:
-        part *= 2
-        slots, kept = _slots(N, above, part)
-    if slots > SLOTS:
-        part = base
-        slots, kept = _slots(N, above, part)
-    kept = kept if slots <= 2 * SLOTS else 0
-    parts = triton.cdiv(N, part)
-    warps = min(max(triton.next_power_of_2(PROGRAMS // (M * parts)), 1), part // TILE, 16)
-    return Plan(sample, members, max(most, SLOTS // 8), part, kept, max(warps, 1))
 
 
-def _slots(N: int, above: float, part: int) -> tuple[int, int]:
-    """For the values that the parts of a row keep, of `above` in all, and for those of one part."""
+def _places(N: int, k: int, part: int, chunks: int, above: float, step: float) -> tuple[int, int, int, int]:
+    """warps, chunks, each and kept of a plan."""
     parts = triton.cdiv(N, part)
-    each = above / parts
-    kept = triton.next_power_of_2(math.ceil(each + 4 * math.sqrt(each) + 2))
-    return triton.next_power_of_2(parts) * kept, kept
+    whole, one = _room(above, step, N / part), _room(above, step, N / part * chunks)
+    slots = 4 * SLOTS if 2 * k > SLOTS else 2 * SLOTS
+    if one * triton.next_power_of_2(parts * chunks) <= slots:
+        return WARPS, chunks, 0, one
+    if whole * triton.next_power_of_2(parts) <= slots and chunks > 1:
+        return WARPS, chunks, min(one, part // chunks), whole
+    return (WARPS, chunks, 0, 0) if parts * chunks <= SLOTS else (1, 1, 0, 0)
+
+
+def _room(above: float, step: float, pieces: float) -> int:
+    """For what passes in one of several pieces of a row, almost certainly. The bound varies as well."""
+    each = above / pieces
+    return triton.next_power_of_2(math.ceil(each + 4.2 * math.sqrt(each + above * step / pieces**2) + 2))
 
 
 def select_long(
@@ -540,33 +693,46 @@ def select_long(
 ) -> None:
     p = plan(M, N, k)
     parts = triton.cdiv(N, p.part)
-    room = min(p.part, p.most)
+    programs, pieces, chunks = M * parts, parts * p.pieces, parts * p.chunks
+    chunk = p.part // p.chunks
+    room = min(chunk, p.most)
     key = torch.int64 if x.dtype == torch.int64 else torch.int32
-    pieces = [(M, key), (M * parts * room, torch.int16), (M * parts * p.kept, x.dtype), (2 * M * parts, torch.int32)]
-    if p.members > 1:
-        pieces.append((M * p.sample, key))
-    bounds, passed, kept, counts, *maxima = scratch(x.device, *pieces)
+    bounds, passed, counts, near, kept, totals, firsts, maxima = scratch(
+        x.device,
+        (M, key),
+        (M * chunks * room, torch.int16),
+        (2 * M * chunks, torch.int32),
+        (M * pieces * p.kept, torch.int32),
+        (M * pieces * p.kept, x.dtype),
+        (M * pieces, torch.int32),
+        (M * chunks * p.each, x.dtype),
+        (0 if p.alone else M * p.sample, key),
+    )
     pdl = not INTERPRETED
     windows = (starts is not None, ends is not None)
     bases = tuple(bounds if t is None else t for t in (starts, ends))
     step = triton.cdiv(N, p.members * p.sample)
     even = aligned(N, pitch)
     whole = not any(windows) and N % p.part == 0
-    if maxima:
+    floating = x.dtype.is_floating_point
+    width = 16 // x.dtype.itemsize
+    if not p.alone:
         block = max(DRAWN // p.members, 1)
-        programs = p.sample // block
+        each = p.sample // block
         constants = (largest, *windows, pdl, p.sample, p.members, block, RUN)
-        tensors = (x, *bases, maxima[0])
-        _maxima_kernel(M * programs, tensors, (N, programs, step, pitch), constants, num_warps=4)
-    tensors = (maxima[0] if maxima else x, *bases, bounds)
-    constants = (largest, *windows, pdl, p.members, p.most, p.sample, x.dtype.is_floating_point, even, RUN)
-    _bound_kernel(M, tensors, (N, k, step, pitch), constants, num_warps=16, pdl=bool(maxima) and pdl)
-    constants = (largest, *windows, pdl, even, p.part, room, p.kept, TILE * p.warps, 16 // x.dtype.itemsize, whole)
-    tensors = (x, *bases, bounds, passed, kept, counts)
-    _filter_kernel(M * parts, tensors, (N, parts, pitch), constants, num_warps=p.warps, pdl=pdl)
-    tensors = (x, *bases, bounds, passed, kept, counts, columns if values is None else values, columns)
-    block_p = max(triton.next_power_of_2(parts), 32)
-    warps = min(max(max(p.most, block_p * p.kept) // 256, 4), 16)
-    sizes = (p.part, room, p.kept, p.most, block_p, 128 * warps, 16 // x.dtype.itemsize)
+        _maxima_kernel(M * each, (x, *bases, maxima), (N, each, step, pitch), constants, num_warps=4)
+        constants = (largest, *windows, pdl, p.members, p.most, p.sample, floating)
+        tensors = (maxima, *bases, bounds)
+        _bound_kernel(M, tensors, (N, k, step), constants, num_warps=min(max(p.sample // 256, 1), 16), pdl=pdl)
+    constants = (largest, *windows, pdl, even, whole, p.sample if p.alone else 0, p.members, p.most, floating, RUN)
+    fetched = min(chunk, FETCHED) if p.chunks > 1 else 0
+    sizes = (p.part, p.chunks, room, p.each, p.kept, p.joined, p.warps, fetched, TILE, width)
+    tensors = (x, *bases, bounds, passed, firsts, counts, near, kept, totals)
+    scalars = (N, k, step, parts, pitch)
+    _filter_kernel(programs, tensors, scalars, constants + sizes, num_warps=p.warps, pdl=pdl and not p.alone)
+    tensors = (x, *bases, bounds, passed, counts, near, kept, totals, columns if values is None else values, columns)
+    block_p, block_c = triton.next_power_of_2(pieces), triton.next_power_of_2(chunks)
+    warps = min(max((block_p * p.kept or p.most) // SLOTS_PER_WARP, 1), 16)
+    sizes = (chunk, room, p.kept, p.most, block_p, block_c, max(128 * warps, 512), width)
     constants = (largest, *windows, pdl, values is not None, *sizes)
-    _final_kernel(M, tensors, (N, k, parts, pitch), constants, num_warps=warps, pdl=pdl)
+    _final_kernel(M, tensors, (N, k, pieces, chunks, pitch), constants, num_warps=warps, pdl=pdl)
