@@ -3,14 +3,16 @@
     kernel = EmulatedKernel(prim_func)      # lower to CUDA source, compile it for the host (about 3 s, then cached)
     kernel(x, y, out, order=1)              # CPU tensors and numbers, in the order of the prim_func
 
-Blocks run one after another, those of a cluster together. Each thread is a fiber that runs until it meets a barrier or a warp exchange,
-so the order in which threads get there is chosen here (0: forward, 1: backward, else: mixed), and a missing barrier
-shows as a result that depends on it. Shared memory holds garbage before every block, and a write past its end raises
-MemoryError. Tensors lie between guard zones of 0xFF: a read past the end finds NaN, a write raises MemoryError.
+Blocks run one after another, those of a cluster together. Each thread is a fiber that runs until it meets a barrier or
+a warp exchange, so the order in which threads get there is chosen here (0: forward, 1: backward, else: mixed), and a
+missing barrier shows as a result that depends on it. Shared memory holds garbage before every block, and a write past
+its end raises MemoryError. Tensors lie between guard zones of 0xFF: a read past the end finds NaN, a write raises
+MemoryError.
 
 Right results here mean that indices, tails, masks, reductions, casts and rounding of the generated source are right.
-Not covered: TMA, cp.async, wgmma and mma, clusters of more than one dimension, memory ordering between blocks, fast-math accuracy, alignment,
-speed. A warp exchange needs all lanes of the warp; one in a divergent branch is reported as a deadlock.
+Not covered: TMA, cp.async, wgmma and mma, clusters of more than one dimension, memory ordering between blocks,
+fast-math accuracy, alignment, speed. A warp exchange needs all lanes of the warp; one in a divergent branch is
+reported as a deadlock.
 
 The work folder is $TLE_EMULATOR_DIR, or one of the user's in the temporary folder.
 """
@@ -65,9 +67,8 @@ def _patched_templates():
         shutil.copytree(pathlib.Path(tilelang.env.TILELANG_TEMPLATE_PATH) / "tl_templates" / "cuda", folder)
         for name in ("atomic.h", "barrier.h"):
             (folder / name).write_text("#pragma once\n")
-        (folder / "cluster.h").write_text(
-            "#pragma once\n#include \"common.h\"\nnamespace tl {\ninline void cluster_sync() { emu::cluster_barrier(); }\n}\n"
-        )
+        sync = "namespace tl {\ninline void cluster_sync() { emu::cluster_barrier(); }\n}\n"
+        (folder / "cluster.h").write_text(f'#pragma once\n#include "common.h"\n{sync}')
         for name in ("reduce.h", "common.h"):
             text = re.sub(_BAR_SYNC, r"emu::barrier(\1, \2);", (folder / name).read_text())
             if name == "common.h":

@@ -12,14 +12,13 @@ row itself by histograms, and every block stores what is found in its part: slow
 depends on the order in which threads or blocks come to their work.
 """
 
-import math
-
 import tilelang.language as T
 import torch
 from torch import Tensor
 
 from tle_ops import _meta
-from tle_ops.kernels import topk_triton
+from tle_ops.kernels import _cluster_plan
+from tle_ops.kernels._cluster_plan import RUN
 from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._tilelang import DTYPE, Kernel
 from tle_ops.kernels._tilelang_select import (
@@ -30,7 +29,6 @@ from tle_ops.kernels._tilelang_select import (
     LEFT,
     LO,
     PRELUDE,
-    SHIFT,
     ballot,
     bits_set,
     block_scan,
@@ -48,16 +46,6 @@ from tle_ops.kernels._tilelang_select import (
     warp_scan,
     warp_sum,
 )
-
-THREADS = 1024
-STEP = 16  # elements that a thread has under way
-ROOM = 8192  # elements of a list
-SAMPLE = 4096  # elements
-RUN = 8  # of which so many lie together: a sector of float32
-BLOCKS = 132  # that an H200 holds at once
-CLUSTER = 8  # blocks, at most: more would not be portable
-WORDS = 16384  # of 32 columns that a block has bits for, at most
-FEWEST = 8192  # columns for which it is worth while to have a block more
 
 COUNT, BEST, ABOVE, LEVEL = range(4)  # what a block tells the others
 
@@ -220,9 +208,8 @@ def select_kernel(
                     bound = T.min(bound, T.uint32(INF_KEY))  # a NaN compares with nothing
             limit = value_of(bound, largest)
             last = limit
-            if not largest:
-                if bound == T.uint32(0) and not everything:  # the key of a NaN: every number passes
-                    last = T.infinity("float32")
+            if not largest and bound < ~T.uint32(INF_KEY):  # below all but NaN, and no number's: every number passes
+                last = T.infinity("float32")
 
             # --- filter
             for i in T.serial(T.ceildiv(T.max(stop - base, 0), step * threads)):
@@ -423,31 +410,13 @@ def select_kernel(
     return select
 
 
-# --- launchers -------------------------------------------------------------------------------------------------------
-def geometry(M: int, N: int, k: int) -> tuple[int, int, int] | None:
-    """Blocks of a row, columns of a block, and words for their bits; None where this way does not lead."""
-    if k > ROOM // 2 or N >= 2**31:
-        return None
-    step = N / SAMPLE
-    above = k + 5 * math.sqrt(k * step) + 5 * step  # expected, where the bound is set
-    if 1.03 * above + 4 * math.sqrt(above * step) > ROOM:
-        return None
-    cluster = 1
-    while cluster < CLUSTER and 2 * cluster * M <= BLOCKS and N > FEWEST * cluster:
-        cluster *= 2
-    part = -(-N // cluster)
-    part = -(-part // 32) * 32
-    words = STEP * THREADS // 32
-    while 32 * words < part:
-        words *= 2
-    return None if words > WORDS else (cluster, part, words)
-
-
+# --- launchers: `_cluster_plan` says which calls come here -----------------------------------------------------------
 def _launch(x, k, largest, starts, ends, values, columns) -> None:
     """x [M, N], its columns side by side; the outputs [M, k]"""
-    cluster, part, words = geometry(*x.shape, k)
+    p = _cluster_plan
+    cluster, part, words = p.plan(*x.shape, k)
     kinds = [t if t is None else t.dtype for t in (starts, ends)]
-    sizes = (THREADS, STEP, ROOM, SAMPLE)
+    sizes = (p.THREADS, p.STEP, p.ROOM, p.SAMPLE)
     wide = columns.dtype is torch.int64
     kernel = select_kernel(x.device, x.dtype, cluster, words, largest, *kinds, values is not None, wide, *sizes)
     kernel(x, *(columns if t is None else t for t in (starts, ends, values)), columns, part)
@@ -465,18 +434,9 @@ def _table(t: Tensor, k: int) -> Tensor:
     return t if t.dim() == 2 else t.view(-1, k)
 
 
-def supported(x: Tensor, k: int) -> bool:
-    N = x.shape[-1]
-    return x.dtype in (torch.float32, torch.bfloat16, torch.float16) and geometry(x.numel() // N, N, k) is not None
-
-
 @replayed
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
     values, indices = _meta.topk(x, k, dim, largest, sorted)
-    if values.numel() == 0:
-        return values, indices
-    if sorted or dim % x.dim() != x.dim() - 1 or not supported(x, k):
-        return topk_triton.topk(x, k, dim, largest, sorted)
     _launch(_rows(x), k, largest, None, None, _table(values, k), _table(indices, k))
     return values, indices
 
@@ -484,10 +444,6 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
 @replayed
 def topk_selector(scores: Tensor, k: int, starts: Tensor | None = None, ends: Tensor | None = None) -> Tensor:
     out = _meta.topk_selector(scores, k, starts, ends)
-    if out.numel() == 0:
-        return out
-    if scores.shape[-1] == 0 or not supported(scores, k):
-        return topk_triton.topk_selector(scores, k, starts, ends)
     starts, ends = (t if t is None or t.dim() == 1 else t.reshape(-1) for t in (starts, ends))
     starts, ends = (t if t is None else t.contiguous() for t in (starts, ends))
     _launch(_rows(scores), k, True, starts, ends, None, _table(out, k))
