@@ -8,6 +8,7 @@ least are sought. Local arrays of one element are results of macros.
 import tilelang.language as T
 
 INF_KEY = 0xFF800000
+FAR = 1 << 31
 GREATEST = 0xFFFFFFFF
 
 # tests/emulator_prelude.h has its own tle_peer. `!(x <= limit)` is written here because TVM would make it x > limit,
@@ -21,9 +22,19 @@ TL_DEVICE unsigned tle_peer(const unsigned* p, int rank) {
                : "=r"(value) : "r"((unsigned)__cvta_generic_to_shared(p)), "r"(rank) : "memory");
   return value;
 }
+TL_DEVICE void tle_prefetch(const void* p, int bytes) {
+  size_t first = ((size_t)p + 15) & ~(size_t)15;
+  bytes = (bytes - 15) & ~15;
+  if (bytes > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(first), "r"(bytes));
+}
 #endif
 TL_DEVICE bool tle_exceeds(float x, float limit) { return !(x <= limit); }
 """
+
+
+def prefetch(first, bytes):
+    """Ask the L2 cache for so many bytes from this element of global memory on."""
+    return T.call_extern("handle", "tle_prefetch", T.address_of(first), bytes)
 
 
 def u32(x):
@@ -62,6 +73,16 @@ def warp_sum(v):
 
 def warp_max(v):
     return T.call_extern("uint32", "__reduce_max_sync", T.uint32(GREATEST), v)
+
+
+def warp_min(v):
+    return T.call_extern("uint32", "__reduce_min_sync", T.uint32(GREATEST), v)
+
+
+def distance_bin(distance, bins: int):
+    """Of a distance below 2^31 of two keys: bins grow with the distance, about bins / 32 for each power of two."""
+    bits = T.reinterpret(T.cast(distance, "float32"), "int32")
+    return T.max((bits >> (28 - bins.bit_length() + 1)) - (127 << (bins.bit_length() - 1 - 5)), 0)
 
 
 def ballot(flag):

@@ -22,6 +22,7 @@ from tle_ops.kernels._cluster_plan import RUN
 from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._tilelang import DTYPE, Kernel
 from tle_ops.kernels._tilelang_select import (
+    FAR,
     GREATEST,
     HELD,
     HI,
@@ -33,20 +34,26 @@ from tle_ops.kernels._tilelang_select import (
     bits_set,
     block_scan,
     count_key,
+    distance_bin,
     exceeds,
     key_of,
     lowest_bit,
     narrow,
     peer,
+    prefetch,
     set_shift,
     start_search,
     u32,
     value_of,
     warp_max,
+    warp_min,
     warp_scan,
     warp_sum,
 )
 
+CHUNK = 4096  # columns that a thread asks the L2 cache for
+AHEAD = 65536  # columns of a block that are asked for before the bound is known
+NAN_BITS = 0x7FC00000
 COUNT, BEST, ABOVE, LEVEL = range(4)  # what a block tells the others
 
 
@@ -74,10 +81,9 @@ def select_kernel(
     bins = 2 * threads
     held = room // threads  # elements of the lists that a thread of the first block holds
     drawn = sample // threads
-    found_type = T.Tensor((rows, k), index)
-    starts_type = found_type if starts is None else T.Tensor((rows,), DTYPE[starts])
-    ends_type = found_type if ends is None else T.Tensor((rows,), DTYPE[ends])
-    values_type = T.Tensor((rows, k), storage) if values else found_type
+    starts_type = T.Tensor((rows, k), index) if starts is None else T.Tensor((rows,), DTYPE[starts])
+    ends_type = T.Tensor((rows, k), index) if ends is None else T.Tensor((rows,), DTYPE[ends])
+    values_type = T.Tensor((rows, k), storage if values else index)
 
     @T.macro
     def clamp(v, at, columns):
@@ -123,19 +129,83 @@ def select_kernel(
                 keys[e] = key_at(X, row, column)
 
     @T.macro
-    def find_bound(s, keys, hist, v, before, total, totals, found, t, rank):
-        start_search(s, T.uint32(0), T.uint32(GREATEST), rank, T.uint32(sample))
-        while s[LO] < s[HI] and s[HELD] > s[LEFT] + rank // T.uint32(32):
+    def narrow_by(s, hist, v, before, total, totals, found, t):
+        """`narrow` by what is counted in hist, which is cleared."""
+        T.sync_threads()
+        upper = hist[bins - 1 - 2 * t]
+        lower = hist[bins - 2 - 2 * t]
+        narrow(s, upper, lower, v, before, total, totals, found, t, warps, bins)
+        hist[bins - 1 - 2 * t] = T.uint32(0)
+        hist[bins - 2 - 2 * t] = T.uint32(0)
+        T.sync_threads()
+
+    @T.macro
+    def find_bound(s, keys, hist, v, before, total, totals, found, info, t, rank):
+        """s[LO] = a key that at least the first `rank` keys of the sample reach, and few others. Bins that grow with
+        the distance from the greatest key show it at once, unless that one lies far off."""
+        v[0] = keys[0]
+        for e in T.unroll(drawn - 1):
+            v[0] = T.max(v[0], keys[e + 1])
+        v[0] = warp_max(v[0])
+        if t % 32 == 0:
+            T.atomic_max(info[BEST], v[0])
+        T.sync_threads()
+        s[HI] = info[BEST]
+        for e in T.unroll(drawn):
+            if s[HI] - keys[e] < T.uint32(FAR):
+                T.atomic_add(hist[bins - 1 - distance_bin(s[HI] - keys[e], bins)], T.uint32(1))
+        T.sync_threads()
+        s[LEFT] = hist[bins - 1 - 2 * t]
+        v[0] = s[LEFT] + hist[bins - 2 - 2 * t]
+        block_scan(v, before, total, totals, t, warps)
+        hist[bins - 1 - 2 * t] = T.uint32(0)
+        hist[bins - 2 - 2 * t] = T.uint32(0)
+        if before[0] < rank and rank <= before[0] + v[0]:
+            found[0] = u32(2 * t) + T.if_then_else(rank <= before[0] + s[LEFT], T.uint32(0), T.uint32(1))
+            found[2] = before[0] + T.if_then_else(rank <= before[0] + s[LEFT], s[LEFT], v[0])
+        if t == 0 and total[0] < rank:
+            found[0] = u32(bins)
+            found[2] = T.uint32(sample)
+        T.sync_threads()
+        v[0] = T.uint32(GREATEST)
+        for e in T.unroll(drawn):
+            if u32(distance_bin(s[HI] - keys[e], bins)) <= found[0]:
+                v[0] = T.min(v[0], keys[e])
+        v[0] = warp_min(v[0])
+        if t % 32 == 0:
+            T.atomic_min(found[1], v[0])
+        if t == 0:
+            info[BEST] = T.uint32(0)
+        T.sync_threads()
+        start_search(s, found[1], s[HI], rank, found[2])
+        while s[LO] < s[HI] and s[HELD] > s[LEFT] + rank // T.uint32(8):
             set_shift(s, bins)
             for e in T.unroll(drawn):
                 count_key(s, keys[e], hist)
-            T.sync_threads()
-            upper = hist[bins - 1 - 2 * t]
-            lower = hist[bins - 2 - 2 * t]
-            narrow(s, upper, lower, v, before, total, totals, found, t, warps, bins)
-            hist[bins - 1 - 2 * t] = T.uint32(0)
-            hist[bins - 2 - 2 * t] = T.uint32(0)
-            T.sync_threads()
+            narrow_by(s, hist, v, before, total, totals, found, t)
+
+    @T.macro
+    def finish(s, own, per, many, tail, found, v, greater, equal, t):
+        """`narrow` to one key where the range holds no more keys than a warp has lanes: each is compared with all."""
+        for e in T.unroll(held):
+            if e < per and u32(t * per + e) < many and own[e] >= s[LO] and own[e] <= s[HI]:
+                tail[T.atomic_add(found[3], T.uint32(1), return_prev=True)] = own[e]
+        T.sync_threads()
+        v[0] = tail[t % 32]
+        greater[0] = T.uint32(0)
+        equal[0] = T.uint32(0)
+        for i in T.serial(T.cast(s[HELD], "int32")):
+            greater[0] = greater[0] + T.if_then_else(tail[i] > v[0], T.uint32(1), T.uint32(0))
+            equal[0] = equal[0] + T.if_then_else(tail[i] == v[0], T.uint32(1), T.uint32(0))
+        chosen = lowest_bit(
+            ballot(
+                u32(t % 32) < s[HELD] and greater[0] < s[LEFT] and s[LEFT] <= greater[0] + equal[0],
+            )
+        )
+        s[LO] = T.shfl_sync(v[0], chosen)
+        s[HI] = s[LO]
+        s[LEFT] = s[LEFT] - T.shfl_sync(greater[0], chosen)
+        s[HELD] = T.shfl_sync(equal[0], chosen)
 
     @T.prim_func
     def select(
@@ -143,7 +213,7 @@ def select_kernel(
         starts_: starts_type,
         ends_: ends_type,
         V: values_type,
-        C: found_type,
+        C: T.Tensor((rows, k), index),
         part: T.int32,  # columns of a block, a multiple of 32
     ):
         with T.Kernel(rows * cluster, threads=threads, cluster_dims=cluster, prelude=PRELUDE) as bx:
@@ -157,6 +227,7 @@ def select_kernel(
             totals2 = T.alloc_shared((warps,), "uint32")
             found = T.alloc_shared((4,), "uint32")
             info = T.alloc_shared((4,), "uint32")
+            tail = T.alloc_shared((32,), "uint32")
             x = T.alloc_local((step,), storage)
             keys = T.alloc_local((drawn,), "uint32")
             own = T.alloc_local((held,), "uint32")
@@ -189,6 +260,9 @@ def select_kernel(
             # --- bound; the first step of the filter is under way meanwhile
             for u in T.unroll(step):
                 x[u] = element(X, row, base + u * threads + t, begin, stop)
+            if t * CHUNK < T.min(stop - base, AHEAD) - step * threads:
+                at = base + step * threads + t * CHUNK
+                prefetch(X[row, at], T.min(stop - at, CHUNK) * dtype.itemsize)
             everything = end[0] - start[0] <= room
             wanted = u32(T.min(T.cast(k, "int32"), end[0] - start[0]))
             bound = T.uint32(0)
@@ -196,18 +270,19 @@ def select_kernel(
             hist[threads + t] = T.uint32(0)
             if t < 4:
                 info[t] = T.uint32(0)
+                found[t] = T.if_then_else(t == 3, T.uint32(0), T.uint32(GREATEST))
             if not everything:
                 draw(keys, X, row, t, start[0], end[0])
                 # Five standard deviations more than the k-th of the row is expected to have before it in the sample.
                 expected = sample * (T.cast(k, "float32") / T.cast(end[0] - start[0], "float32"))
                 count = T.min(T.cast(expected + 5 * T.sqrt(expected), "int32") + 4, sample)
                 T.sync_threads()
-                find_bound(s, keys, hist, v, before, total, totals, found, t, u32(count))
+                find_bound(s, keys, hist, v, before, total, totals, found, info, t, u32(count))
                 bound = s[LO]
                 if largest:
                     bound = T.min(bound, T.uint32(INF_KEY))  # a NaN compares with nothing
             limit = value_of(bound, largest)
-            last = limit
+            last = T.reinterpret(T.uint32(NAN_BITS), "float32")  # reached by nothing
             if not largest and bound < ~T.uint32(INF_KEY):  # below all but NaN, and no number's: every number passes
                 last = T.infinity("float32")
 
@@ -292,19 +367,14 @@ def select_kernel(
                             own[e] = key_of_bits(own_raw[e])
                     low = T.if_then_else(everything, T.uint32(0), bound + T.uint32(1))
                     start_search(s, low, best, wanted, offsets[cluster])
-                    while s[HELD] != s[LEFT] and s[LO] < s[HI]:
+                    while s[HELD] != s[LEFT] and s[LO] < s[HI] and s[HELD] > T.uint32(32):
                         set_shift(s, bins)
                         for e in T.unroll(held):
                             if e < per and u32(t * per + e) < offsets[cluster]:
                                 count_key(s, own[e], hist)
-                        T.sync_threads()
-                        narrow(
-                            s, hist[bins - 1 - 2 * t], hist[bins - 2 - 2 * t], v, before, total, totals, found, t,
-                            warps, bins,
-                        )  # fmt: skip
-                        hist[bins - 1 - 2 * t] = T.uint32(0)
-                        hist[bins - 2 - 2 * t] = T.uint32(0)
-                        T.sync_threads()
+                        narrow_by(s, hist, v, before, total, totals, found, t)
+                    if s[HELD] != s[LEFT] and s[LO] < s[HI]:
+                        finish(s, own, per, offsets[cluster], tail, found, v, before, total, t)
                     v[0] = T.uint32(0)
                     for e in T.unroll(held):
                         if e < per and u32(t * per + e) < offsets[cluster]:
