@@ -24,13 +24,14 @@ ARCH = "sm_90a"
 @dataclasses.dataclass
 class Lowered:
     """A prim_func as CUDA source. extent: of the grid and the block; params: of the device function; shared_bytes: of
-    dynamic shared memory."""
+    dynamic shared memory; cluster: its blocks, in one dimension."""
 
     name: str
     source: str
     extent: dict
     params: list
     shared_bytes: int
+    cluster: int
 
 
 def lower(prim_func, pass_configs=None) -> Lowered:
@@ -44,6 +45,7 @@ def lower(prim_func, pass_configs=None) -> Lowered:
         extent=dict(f.attrs["thread_extent"].items()),
         params=list(f.params),
         shared_bytes=int(f.attrs.get("dyn_shared_memory_buf", 0)),
+        cluster=int(f.attrs["cluster_dims"][0]) if "cluster_dims" in f.attrs else 1,
     )
 
 

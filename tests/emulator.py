@@ -3,14 +3,16 @@
     kernel = EmulatedKernel(prim_func)      # lower to CUDA source, compile it for the host (about 3 s, then cached)
     kernel(x, y, out, order=1)              # CPU tensors and numbers, in the order of the prim_func
 
-Blocks run one after another. Each thread of a block is a fiber that runs until it meets a barrier or a warp exchange,
-so the order in which threads get there is chosen here (0: forward, 1: backward, else: mixed), and a missing barrier
-shows as a result that depends on it. Shared memory holds garbage before every block, and a write past its end raises
-MemoryError. Tensors lie between guard zones of 0xFF: a read past the end finds NaN, a write raises MemoryError.
+Blocks run one after another, those of a cluster together. Each thread is a fiber that runs until it meets a barrier or
+a warp exchange, so the order in which threads get there is chosen here (0: forward, 1: backward, else: mixed), and a
+missing barrier shows as a result that depends on it. Shared memory holds garbage before every block, and a write past
+its end raises MemoryError. Tensors lie between guard zones of 0xFF: a read past the end finds NaN, a write raises
+MemoryError.
 
 Right results here mean that indices, tails, masks, reductions, casts and rounding of the generated source are right.
-Not covered: TMA, cp.async, wgmma and mma, clusters, memory ordering between blocks, fast-math accuracy, alignment,
-speed. A warp exchange needs all lanes of the warp; one in a divergent branch is reported as a deadlock.
+Not covered: TMA, cp.async, wgmma and mma, clusters of more than one dimension, memory ordering between blocks,
+fast-math accuracy, alignment, speed. A warp exchange needs all lanes of the warp; one in a divergent branch is
+reported as a deadlock.
 
 The work folder is $TLE_EMULATOR_DIR, or one of the user's in the temporary folder.
 """
@@ -65,13 +67,15 @@ def _patched_templates():
         shutil.copytree(pathlib.Path(tilelang.env.TILELANG_TEMPLATE_PATH) / "tl_templates" / "cuda", folder)
         for name in ("atomic.h", "barrier.h"):
             (folder / name).write_text("#pragma once\n")
+        sync = "namespace tl {\ninline void cluster_sync() { emu::cluster_barrier(); }\n}\n"
+        (folder / "cluster.h").write_text(f'#pragma once\n#include "common.h"\n{sync}')
         for name in ("reduce.h", "common.h"):
             text = re.sub(_BAR_SYNC, r"emu::barrier(\1, \2);", (folder / name).read_text())
             if name == "common.h":
                 text = re.sub(r"#define TL_DEVICE .*", "#define TL_DEVICE inline", text)
             (folder / name).write_text(text)
 
-    return _publish(WORK / f"templates-{tilelang.__version__}", make)
+    return _publish(WORK / f"templates-{tilelang.__version__}-3", make)
 
 
 class EmulatedKernel:
@@ -81,6 +85,7 @@ class EmulatedKernel:
         lowered = cubin.lower(prim_func, pass_configs)
         self.prim_func, self.source, self.name = prim_func, lowered.source, lowered.name
         self.extent, self.device_params, self.shared_bytes = lowered.extent, lowered.params, lowered.shared_bytes
+        self.cluster = lowered.cluster
 
         signature = re.search(r"__launch_bounds__\([^)]*\)\s+" + self.name + r"\((.*?)\)\s*\{", self.source, re.S)
         params = [p.strip() for p in signature.group(1).split(",")]
@@ -92,12 +97,11 @@ class EmulatedKernel:
 
     def _compile(self):
         body = self.source.replace("extern __shared__", "extern")
-        body = re.sub(r"extern __align__\(\d+\) (\w+) (\w+)\[\];", r"\1* \2 = (\1*)emu_dyn_smem;", body)
+        body = re.sub(r"extern __align__\(\d+\) (\w+) (\w+)\[\];", r"\1* \2 = (\1*)emu::shared();", body)
         args = ", ".join(f"({t})a[{i}]" if "*" in t else f"*({t}*)a[{i}]" for i, t in enumerate(self.types))
         code = "\n".join(
             [
                 (_HERE / "emulator_prelude.h").read_text(),
-                "extern unsigned char emu_dyn_smem[];",
                 body,
                 f"static void emu_call(void** a) {{ {self.name}({args}); }}",
                 (_HERE / "emulator_runtime.h").read_text(),
@@ -150,7 +154,7 @@ class EmulatedKernel:
             else:
                 keep.append(_SCALARS[kind.replace("const", "").strip()](values[name]))
                 pointers[i] = ctypes.addressof(keep[-1])
-        failed = self.launch(pointers, extent, ctypes.c_size_t(self.shared_bytes), ctypes.c_int(order))
+        failed = self.launch(pointers, extent, self.cluster, ctypes.c_size_t(self.shared_bytes), ctypes.c_int(order))
         if failed == 1:
             raise RuntimeError(f"emulator: {self.name} did not finish (deadlock)")
         if failed == 2:

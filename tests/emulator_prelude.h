@@ -28,8 +28,12 @@ extern emu_dim emu_tid, emu_bid, emu_bdim, emu_gdim;
 #define blockDim emu_bdim
 #define gridDim emu_gdim
 
+#define TLE_EMULATED
 namespace emu {
 void barrier(int id, int count);
+void cluster_barrier();
+unsigned char* shared();
+void* peer(const void* place, int rank);
 void warp_exchange(const void* value, size_t bytes, void* all_32);
 int lane();
 int nthreads();
@@ -113,6 +117,8 @@ template <class T, class U> inline T atomicMin(T* p, U v) {
   if ((T)v < old) *p = (T)v;
   return old;
 }
+inline unsigned tle_peer(const unsigned* p, int rank) { return *(unsigned*)emu::peer(p, rank); }
+inline void tle_prefetch(const void*, int) {}
 template <class T, class U> inline T AtomicAdd(T* p, U v, int = 0) { return atomicAdd(p, v); }
 template <class T, class U> inline T AtomicAddRet(T* p, U v, int = 0) { return atomicAdd(p, v); }
 template <class T, class U> inline T AtomicMax(T* p, U v, int = 0) { return atomicMax(p, v); }

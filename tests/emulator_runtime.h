@@ -1,4 +1,4 @@
-// Blocks one after another, one fiber per thread; tests/emulator.py puts this behind a kernel that TileLang generated.
+// Clusters of blocks one after another, one fiber per thread; tests/emulator.py puts this behind a kernel that TileLang generated.
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -6,13 +6,15 @@
 #include <vector>
 
 emu_dim emu_tid, emu_bid, emu_bdim, emu_gdim;
-alignas(1024) unsigned char emu_dyn_smem[256 * 1024];
 
 namespace emu {
+const int MOST_BLOCKS = 16;  // of a cluster
+const size_t SHARED = 256 * 1024;
+alignas(1024) static unsigned char memory[MOST_BLOCKS][SHARED];
 struct Fiber {
   ucontext_t context;
-  emu_dim tid;
-  int index;
+  emu_dim tid, bid;
+  int index, block;  // within the block, within the cluster
   bool done, waiting;
   char* stack;
 };
@@ -27,7 +29,8 @@ struct Warp {
 };
 static std::vector<Fiber> fibers;
 static std::vector<Warp> warps;
-static std::map<int, Barrier> barriers;
+static std::map<int, Barrier> barriers;  // of every block; at -1 that of the cluster
+static int blocks;  // of a cluster
 static ucontext_t scheduler;
 static int current, live;
 static void** arguments;
@@ -35,7 +38,12 @@ const size_t STACK = 256 * 1024;
 const unsigned char GARBAGE = 0xA5;
 
 int lane() { return fibers[current].index & 31; }
-int nthreads() { return (int)fibers.size(); }
+int nthreads() { return (int)fibers.size() / blocks; }
+unsigned char* shared() { return memory[fibers[current].block]; }
+void* peer(const void* place, int rank) {
+  if (rank < 0 || rank >= blocks) abort();
+  return memory[rank] + ((unsigned char*)place - shared());
+}
 
 static void wait_in(std::vector<int>& queue) {
   queue.push_back(current);
@@ -46,15 +54,16 @@ static void wake(std::vector<int>& queue) {
   for (int i : queue) fibers[i].waiting = false;
   queue.clear();
 }
-void barrier(int id, int count) {
-  Barrier& b = barriers[id];
+static void arrive(Barrier& b, int count) {
   if (++b.arrived < count) return wait_in(b.queue);
   b.arrived = 0;
   wake(b.queue);
 }
+void barrier(int id, int count) { arrive(barriers[fibers[current].block * 16 + id], count); }
+void cluster_barrier() { arrive(barriers[-1], (int)fibers.size()); }
 void warp_exchange(const void* value, size_t bytes, void* all) {
   int index = fibers[current].index / 32;
-  Warp& w = warps[index];
+  Warp& w = warps[fibers[current].block * (warps.size() / blocks) + index];
   int phase = w.phase, size = std::min(32, nthreads() - index * 32);
   memcpy(w.buffer[phase] + lane() * bytes, value, bytes);
   if (++w.arrived < size) {
@@ -74,12 +83,15 @@ static void entry() {
 }
 
 static bool shared_memory_exceeded(size_t size) {
-  const unsigned char *end = emu_dyn_smem + sizeof(emu_dyn_smem), *p = emu_dyn_smem + size;
-  return p < end && (*p != GARBAGE || memcmp(p, p + 1, end - p - 1));
+  for (int block = 0; block < blocks; block++) {
+    const unsigned char *end = memory[block] + SHARED, *p = memory[block] + size;
+    if (p < end && (*p != GARBAGE || memcmp(p, p + 1, end - p - 1))) return true;
+  }
+  return false;
 }
 
-// Runs the threads of a block in the chosen order, each until it waits. False: nobody can go on.
-static bool run_block(int order) {
+// Runs the threads of a cluster in the chosen order, each until it waits. False: nobody can go on.
+static bool run_cluster(int order) {
   size_t n = fibers.size();
   while (live > 0) {
     bool progress = false;
@@ -89,21 +101,24 @@ static bool run_block(int order) {
       progress = true;
       current = (int)i;
       emu_tid = fibers[i].tid;
+      emu_bid = fibers[i].bid;
       swapcontext(&scheduler, &fibers[i].context);
     }
     if (!progress) return false;
   }
   return true;
 }
-static void start_block() {
+static void start_cluster(emu_dim bid) {
   barriers.clear();
-  warps.assign((fibers.size() + 31) / 32, Warp{});
-  live = nthreads();
-  memset(emu_dyn_smem, GARBAGE, sizeof(emu_dyn_smem));  // uninitialised shared memory is garbage
-  for (int i = 0; i < nthreads(); i++) {
-    Fiber& f = fibers[i];
-    f.index = i;
+  warps.assign((nthreads() + 31) / 32 * blocks, Warp{});
+  live = (int)fibers.size();
+  memset(memory, GARBAGE, blocks * SHARED);  // uninitialised shared memory is garbage
+  for (int k = 0; k < (int)fibers.size(); k++) {
+    Fiber& f = fibers[k];
+    int i = f.index = k % nthreads();
+    f.block = k / nthreads();
     f.tid = {i % emu_bdim.x, i / emu_bdim.x % emu_bdim.y, i / emu_bdim.x / emu_bdim.y};
+    f.bid = {bid.x + f.block, bid.y, bid.z};
     f.done = f.waiting = false;
     getcontext(&f.context);
     f.context.uc_stack.ss_sp = f.stack;
@@ -115,20 +130,20 @@ static void start_block() {
 }  // namespace emu
 
 // 0: done, 1: deadlock, 2: a block wrote past its `shared` bytes of shared memory.
-extern "C" int emu_launch(void** args, const unsigned* extent, size_t shared, int order) {
+extern "C" int emu_launch(void** args, const unsigned* extent, int cluster, size_t shared, int order) {
   using namespace emu;
+  blocks = cluster;
   arguments = args;
   emu_gdim = {extent[0], extent[1], extent[2]};
   emu_bdim = {extent[3], extent[4], extent[5]};
-  fibers.assign((size_t)emu_bdim.x * emu_bdim.y * emu_bdim.z, Fiber{});
+  fibers.assign((size_t)emu_bdim.x * emu_bdim.y * emu_bdim.z * blocks, Fiber{});
   for (Fiber& f : fibers) f.stack = (char*)malloc(STACK);
   int failed = 0;
   for (unsigned z = 0; z < emu_gdim.z && !failed; z++)
     for (unsigned y = 0; y < emu_gdim.y && !failed; y++)
-      for (unsigned x = 0; x < emu_gdim.x && !failed; x++) {
-        emu_bid = {x, y, z};
-        start_block();
-        failed = !run_block(order) ? 1 : shared_memory_exceeded(shared) ? 2 : 0;
+      for (unsigned x = 0; x < emu_gdim.x && !failed; x += blocks) {
+        start_cluster({x, y, z});
+        failed = !run_cluster(order) ? 1 : shared_memory_exceeded(shared) ? 2 : 0;
       }
   for (Fiber& f : fibers) free(f.stack);
   return failed;

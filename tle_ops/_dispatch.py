@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tle_ops import _meta
-from tle_ops.kernels import CPU, CUDA
+from tle_ops.kernels import BY_SHAPE, CPU, CUDA, _cluster_plan
 
 BACKENDS = ("triton", "tilelang", "gluon", "ref")
 # The CUDA kernels compute in float32; these types go to the reference.
@@ -169,7 +169,13 @@ def _choose(op: str, args: tuple[Any, ...], forced: str | None) -> Choice:
             raise NotImplementedError(
                 f"{op}: the backend {forced!r} has no kernel for it, there are {', '.join(backends(op))}"
             )
+        if BY_SHAPE.get(op) == f"{family}_{forced}" and not _cluster_plan.takes(op, args):
+            return Choice(op, "cuda", name, default, f"the default, since {forced} has no kernel for such a call")
         return Choice(op, "cuda", forced, f"{family}_{forced}", "forced by tle_ops.backend")
+    if op in BY_SHAPE and _cluster_plan.pays(op, args) and not missing_toolchain():
+        return Choice(
+            op, "cuda", BY_SHAPE[op].rsplit("_", 1)[1], BY_SHAPE[op], "sooner than the default for this shape"
+        )
     if name == "tilelang" and op in _exports(f"{family}_triton") and (missing := missing_toolchain()):
         return Choice(op, "cuda", "triton", f"{family}_triton", f"TileLang, the default, cannot build here: {missing}")
     return Choice(op, "cuda", name, default, "the default")
@@ -241,12 +247,17 @@ def cuda_body(op: str, schema: torch._C.FunctionSchema) -> Callable[..., Any]:
     )
     default: Callable[..., Any] | None = None
     replay: Callable[..., Any] | None = None  # of the default kernel, if it has one
+    other: Callable[..., Any] | None = None  # for some shapes
+    by_shape = op in BY_SHAPE
 
     def body(*args: Any) -> Any:
-        nonlocal default, replay
+        nonlocal default, replay, other
         try:
             forced = _forced  # read once: another thread may change it
-            if default is not None and forced is None:
+            pays = by_shape and forced is None and _cluster_plan.pays(op, args) and not missing_toolchain()
+            if pays and other is not None:
+                return other(*args)
+            if default is not None and forced is None and not pays:
                 if replay is not None and (result := replay(args)) is not None:
                     return result
                 for i in positions:
@@ -259,7 +270,9 @@ def cuda_body(op: str, schema: torch._C.FunctionSchema) -> Callable[..., Any]:
             if choice.backend == "ref":
                 with torch.no_grad():  # a non-differentiable op comes here with autograd on
                     return _own(op, _meta.CONTRACTS[op].fn(*args), kernel(*args))
-            if forced is None:
+            if forced is None and choice.module == BY_SHAPE.get(op):
+                other = kernel
+            elif forced is None:
                 if choice.module != CUDA[op]:
                     _warn_once(f"tle_ops: {choice}")
                 default, replay = kernel, getattr(kernel, "replay", None)

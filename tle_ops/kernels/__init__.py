@@ -102,6 +102,9 @@ CUDA = {
     "reduce_scatter_fp8": "distributed_triton",
 }
 
+# Kernels for some calls of an op only, and sooner there than the default: `_cluster_plan` says which, by shapes.
+BY_SHAPE = {"topk": "topk_tilelang", "topk_selector": "topk_tilelang"}
+
 # Inductor gets the reference of these in place of the op, and fuses it with what stands around it. On the H200 a chain
 # of pointwise operations around an opaque kernel took 2.6 times as long; between matrix products the two tie. Packed
 # forms stay opaque: their gradient is one packed tensor, and a block trains 1.5 % faster with the kernel. So do the

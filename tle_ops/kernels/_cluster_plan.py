@@ -1,0 +1,74 @@
+"""Which selections a cluster of blocks takes (topk_tilelang), where it is sooner than the default, and how a row is
+shared out. By shapes, dtypes and plain arguments alone, so that CUDA graphs can be replayed; the dispatcher asks, so
+there is no kernel language here.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+THREADS = 1024
+STEP = 16  # elements that a thread has under way
+ROOM = 8192  # elements of a list
+SAMPLE = 4096  # elements
+RUN = 8  # of which so many lie together: a sector of float32
+BLOCKS = 132  # that an H200 holds at once
+CLUSTER = 8  # blocks, at most: more would not be portable
+WORDS = 16384  # of 32 columns that a block has bits for, at most
+FEWEST = 8192  # columns for which it is worth while to have a block more
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Plan(NamedTuple):
+    cluster: int  # blocks of a row
+    part: int  # columns of a block, a multiple of 32
+    words: int  # of 32 columns, for whole steps of the filter; a power of two times one, so that few kernels are built
+
+
+@functools.lru_cache(4096)
+def plan(M: int, N: int, k: int) -> Plan | None:
+    """None where this way does not lead."""
+    if k > ROOM // 2 or N >= 2**31:
+        return None
+    step = N / SAMPLE
+    above = k + 5 * math.sqrt(k * step) + 5 * step  # expected, where the bound is set
+    if 1.03 * above + 4 * math.sqrt(above * step) > ROOM:
+        return None
+    cluster = 1
+    while cluster < CLUSTER and 2 * cluster * M <= BLOCKS and cluster * FEWEST < N:
+        cluster *= 2
+    part = -(-N // (32 * cluster)) * 32
+    words = STEP * THREADS // 32
+    while 32 * words < part:
+        words *= 2
+    return Plan(cluster, part, words) if words <= WORDS else None
+
+
+def takes(op: str, args: tuple[Any, ...]) -> bool:
+    """Whether topk_tilelang has a kernel for a call of topk or topk_selector."""
+    return _plan_of(op, args) is not None
+
+
+def pays(op: str, args: tuple[Any, ...]) -> bool:
+    """Whether it is the sooner one."""
+    found = _plan_of(op, args)
+    return found is not None
+
+
+def _plan_of(op: str, args: tuple[Any, ...]) -> Plan | None:
+    if len(args) < 2:
+        return None
+    x, k = args[:2]
+    if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.dim() == 0 or x.numel() == 0 or not k:
+        return None
+    if op == "topk":
+        dim, _, in_order = (*args[2:], *(-1, True, True)[len(args) - 2 :])
+        if in_order or dim not in (-1, x.dim() - 1):
+            return None
+    N = x.shape[-1]
+    return plan(x.numel() // N, N, k)

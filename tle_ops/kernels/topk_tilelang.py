@@ -1,0 +1,520 @@
+"""Selection from long rows in TileLang, in one launch: a cluster of blocks shares a row.
+
+    bound    every block draws the same sample of the row, and takes from it a key that almost certainly at least k
+             elements exceed, and not many more
+    filter   one read of the row: a block notes one bit for each column of its part, set if the element exceeds the
+             bound, and makes a list of those columns, in order, and of their elements
+    select   the first block reads the lists of the others in their shared memory, finds the k-th key by histograms
+             and stores the columns in order
+
+The bound is a guess. If the lists hold fewer than k elements, or more than there is room for, the cluster searches the
+row itself by histograms, and every block stores what is found in its part: slower, and no list is needed. Nothing
+depends on the order in which threads or blocks come to their work.
+"""
+
+import tilelang.language as T
+import torch
+from torch import Tensor
+
+from tle_ops import _meta
+from tle_ops.kernels import _cluster_plan
+from tle_ops.kernels._cluster_plan import RUN
+from tle_ops.kernels._replay import replayed
+from tle_ops.kernels._tilelang import DTYPE, Kernel
+from tle_ops.kernels._tilelang_select import (
+    FAR,
+    GREATEST,
+    HELD,
+    HI,
+    INF_KEY,
+    LEFT,
+    LO,
+    PRELUDE,
+    ballot,
+    bits_set,
+    block_scan,
+    count_key,
+    distance_bin,
+    exceeds,
+    key_of,
+    lowest_bit,
+    narrow,
+    peer,
+    prefetch,
+    set_shift,
+    start_search,
+    u32,
+    value_of,
+    warp_max,
+    warp_min,
+    warp_scan,
+    warp_sum,
+)
+
+CHUNK = 4096  # columns that a thread asks the L2 cache for
+AHEAD = 65536  # columns of a block that are asked for before the bound is known
+NAN_BITS = 0x7FC00000
+COUNT, BEST, ABOVE, LEVEL = range(4)  # what a block tells the others
+
+
+@Kernel
+def select_kernel(
+    dtype: torch.dtype,
+    cluster: int,
+    words: int,
+    largest: bool,
+    starts: torch.dtype | None,
+    ends: torch.dtype | None,
+    values: bool,
+    wide: bool,
+    threads: int,
+    step: int,
+    room: int,
+    sample: int,
+):
+    """words: for the bits of a part, rounded up to whole steps. wide: indices are int64."""
+    rows, columns, pitch, k = (T.dynamic(name, "int64") for name in ("rows", "columns", "pitch", "k"))
+    storage = DTYPE[dtype]
+    bits_type = f"uint{8 * dtype.itemsize}"
+    index = "int64" if wide else "int32"
+    warps = threads // 32
+    bins = 2 * threads
+    held = room // threads  # elements of the lists that a thread of the first block holds
+    drawn = sample // threads
+    starts_type = T.Tensor((rows, k), index) if starts is None else T.Tensor((rows,), DTYPE[starts])
+    ends_type = T.Tensor((rows, k), index) if ends is None else T.Tensor((rows,), DTYPE[ends])
+    values_type = T.Tensor((rows, k), storage if values else index)
+
+    @T.macro
+    def clamp(v, at, columns):
+        v[0] = T.cast(T.min(T.max(T.cast(at, "int64"), T.int64(0)), columns), "int32")
+
+    def element(X, row, column, begin, end):
+        """Of the window; beyond it, 0."""
+        return T.if_then_else(T.And(column >= begin, column < end), X[row, column], T.cast(0, storage))
+
+    def key_at(X, row, column):
+        return key_of(T.cast(X[row, column], "float32"), largest)
+
+    def key_of_bits(bits):
+        return key_of(T.cast(T.reinterpret(T.cast(bits, bits_type), storage), "float32"), largest)
+
+    def passes(x, limit, last, everything):
+        """Whether x has a key above the bound."""
+        if largest:
+            return exceeds(T.cast(x, "float32"), limit)
+        x = T.cast(x, "float32")
+        return T.Or(everything, T.Or(x < limit, x <= last))
+
+    @T.macro
+    def synchronize():
+        if cluster > 1:
+            T.cluster_sync()
+        else:
+            T.sync_threads()
+
+    @T.macro
+    def draw(keys, X, row, t, begin, end):
+        """Somewhere in each of equal strata of the window; of what lies outside of it, the least key."""
+        for e in T.unroll(drawn):
+            i = u32((e * threads + t) // RUN)
+            j0 = (i ^ (i >> T.uint32(7))) * T.uint32(2654435769)
+            j1 = (j0 ^ (j0 >> T.uint32(15))) * T.uint32(2246822519)
+            stratum = T.uint32((1 << 32) // (sample // RUN))
+            at = i * stratum + ((j1 ^ (j1 >> T.uint32(13))) & (stratum - T.uint32(1)))
+            offset = T.cast((T.cast(at, "uint64") * T.cast(u32(end - begin), "uint64")) >> T.uint64(32), "int32")
+            column = (begin + offset) // RUN * RUN + t % RUN
+            keys[e] = T.uint32(0)
+            if column >= begin and column < end:
+                keys[e] = key_at(X, row, column)
+
+    @T.macro
+    def narrow_by(s, hist, v, before, total, totals, found, t):
+        """`narrow` by what is counted in hist, which is cleared."""
+        T.sync_threads()
+        upper = hist[bins - 1 - 2 * t]
+        lower = hist[bins - 2 - 2 * t]
+        narrow(s, upper, lower, v, before, total, totals, found, t, warps, bins)
+        hist[bins - 1 - 2 * t] = T.uint32(0)
+        hist[bins - 2 - 2 * t] = T.uint32(0)
+        T.sync_threads()
+
+    @T.macro
+    def find_bound(s, keys, hist, v, before, total, totals, found, info, t, rank):
+        """s[LO] = a key that at least the first `rank` keys of the sample reach, and few others. Bins that grow with
+        the distance from the greatest key show it at once, unless that one lies far off."""
+        v[0] = keys[0]
+        for e in T.unroll(drawn - 1):
+            v[0] = T.max(v[0], keys[e + 1])
+        v[0] = warp_max(v[0])
+        if t % 32 == 0:
+            T.atomic_max(info[BEST], v[0])
+        T.sync_threads()
+        s[HI] = info[BEST]
+        for e in T.unroll(drawn):
+            if s[HI] - keys[e] < T.uint32(FAR):
+                T.atomic_add(hist[bins - 1 - distance_bin(s[HI] - keys[e], bins)], T.uint32(1))
+        T.sync_threads()
+        s[LEFT] = hist[bins - 1 - 2 * t]
+        v[0] = s[LEFT] + hist[bins - 2 - 2 * t]
+        block_scan(v, before, total, totals, t, warps)
+        hist[bins - 1 - 2 * t] = T.uint32(0)
+        hist[bins - 2 - 2 * t] = T.uint32(0)
+        if before[0] < rank and rank <= before[0] + v[0]:
+            found[0] = u32(2 * t) + T.if_then_else(rank <= before[0] + s[LEFT], T.uint32(0), T.uint32(1))
+            found[2] = before[0] + T.if_then_else(rank <= before[0] + s[LEFT], s[LEFT], v[0])
+        if t == 0 and total[0] < rank:
+            found[0] = u32(bins)
+            found[2] = T.uint32(sample)
+        T.sync_threads()
+        v[0] = T.uint32(GREATEST)
+        for e in T.unroll(drawn):
+            if u32(distance_bin(s[HI] - keys[e], bins)) <= found[0]:
+                v[0] = T.min(v[0], keys[e])
+        v[0] = warp_min(v[0])
+        if t % 32 == 0:
+            T.atomic_min(found[1], v[0])
+        if t == 0:
+            info[BEST] = T.uint32(0)
+        T.sync_threads()
+        start_search(s, found[1], s[HI], rank, found[2])
+        while s[LO] < s[HI] and s[HELD] > s[LEFT] + rank // T.uint32(8):
+            set_shift(s, bins)
+            for e in T.unroll(drawn):
+                count_key(s, keys[e], hist)
+            narrow_by(s, hist, v, before, total, totals, found, t)
+
+    @T.macro
+    def finish(s, own, per, many, tail, found, v, greater, equal, t):
+        """`narrow` to one key where the range holds no more keys than a warp has lanes: each is compared with all."""
+        for e in T.unroll(held):
+            if e < per and u32(t * per + e) < many and own[e] >= s[LO] and own[e] <= s[HI]:
+                tail[T.atomic_add(found[3], T.uint32(1), return_prev=True)] = own[e]
+        T.sync_threads()
+        v[0] = tail[t % 32]
+        greater[0] = T.uint32(0)
+        equal[0] = T.uint32(0)
+        for i in T.serial(T.cast(s[HELD], "int32")):
+            greater[0] = greater[0] + T.if_then_else(tail[i] > v[0], T.uint32(1), T.uint32(0))
+            equal[0] = equal[0] + T.if_then_else(tail[i] == v[0], T.uint32(1), T.uint32(0))
+        chosen = lowest_bit(
+            ballot(
+                u32(t % 32) < s[HELD] and greater[0] < s[LEFT] and s[LEFT] <= greater[0] + equal[0],
+            )
+        )
+        s[LO] = T.shfl_sync(v[0], chosen)
+        s[HI] = s[LO]
+        s[LEFT] = s[LEFT] - T.shfl_sync(greater[0], chosen)
+        s[HELD] = T.shfl_sync(equal[0], chosen)
+
+    @T.prim_func
+    def select(
+        X: T.StridedTensor((rows, columns), (pitch, 1), storage),
+        starts_: starts_type,
+        ends_: ends_type,
+        V: values_type,
+        C: T.Tensor((rows, k), index),
+        part: T.int32,  # columns of a block, a multiple of 32
+    ):
+        with T.Kernel(rows * cluster, threads=threads, cluster_dims=cluster, prelude=PRELUDE) as bx:
+            t = T.get_thread_binding()
+            hist = T.alloc_shared((bins,), "uint32")
+            marks = T.alloc_shared((words,), "uint32")
+            marks2 = T.alloc_shared((words,), "uint32")
+            listed = T.alloc_shared((room,), "uint32")  # columns
+            raw = T.alloc_shared((room,), "uint32")  # the bits of their elements
+            totals = T.alloc_shared((warps,), "uint32")
+            totals2 = T.alloc_shared((warps,), "uint32")
+            found = T.alloc_shared((4,), "uint32")
+            info = T.alloc_shared((4,), "uint32")
+            tail = T.alloc_shared((32,), "uint32")
+            x = T.alloc_local((step,), storage)
+            keys = T.alloc_local((drawn,), "uint32")
+            own = T.alloc_local((held,), "uint32")
+            own_raw = T.alloc_local((held,), "uint32")
+            own_column = T.alloc_local((held,), "uint32")
+            s = T.alloc_local((5,), "uint32")
+            v, before, total = (T.alloc_local((1,), "uint32") for _ in range(3))
+            v2, before2, total2 = (T.alloc_local((1,), "uint32") for _ in range(3))
+            start, end = T.alloc_local((1,), "int32"), T.alloc_local((1,), "int32")
+            offsets = T.alloc_local((cluster + 1,), "uint32")
+            row = T.alloc_var("int64")
+            rank, base, begin, stop, at, count, per = (T.alloc_var("int32") for _ in range(7))
+            wanted, bound, word, place, level, best = (T.alloc_var("uint32") for _ in range(6))
+            limit, last, expected = (T.alloc_var("float32") for _ in range(3))
+            everything, going = T.alloc_var("bool"), T.alloc_var("bool")
+
+            row = T.truncdiv(bx, T.int64(cluster))
+            rank = T.cast(bx - row * T.int64(cluster), "int32")
+            start[0] = 0
+            end[0] = T.cast(columns, "int32")
+            if starts is not None:
+                clamp(start, starts_[row], columns)
+            if ends is not None:
+                clamp(end, ends_[row], columns)
+            end[0] = T.max(start[0], end[0])
+            base = rank * part
+            begin = T.max(start[0], base)
+            stop = T.min(end[0], base + part)
+
+            # --- bound; the first step of the filter is under way meanwhile
+            for u in T.unroll(step):
+                x[u] = element(X, row, base + u * threads + t, begin, stop)
+            if t * CHUNK < T.min(stop - base, AHEAD) - step * threads:
+                at = base + step * threads + t * CHUNK
+                prefetch(X[row, at], T.min(stop - at, CHUNK) * dtype.itemsize)
+            everything = end[0] - start[0] <= room
+            wanted = u32(T.min(T.cast(k, "int32"), end[0] - start[0]))
+            bound = T.uint32(0)
+            hist[t] = T.uint32(0)
+            hist[threads + t] = T.uint32(0)
+            if t < 4:
+                info[t] = T.uint32(0)
+                found[t] = T.if_then_else(t == 3, T.uint32(0), T.uint32(GREATEST))
+            if not everything:
+                draw(keys, X, row, t, start[0], end[0])
+                # Five standard deviations more than the k-th of the row is expected to have before it in the sample.
+                expected = sample * (T.cast(k, "float32") / T.cast(end[0] - start[0], "float32"))
+                count = T.min(T.cast(expected + 5 * T.sqrt(expected), "int32") + 4, sample)
+                T.sync_threads()
+                find_bound(s, keys, hist, v, before, total, totals, found, info, t, u32(count))
+                bound = s[LO]
+                if largest:
+                    bound = T.min(bound, T.uint32(INF_KEY))  # a NaN compares with nothing
+            limit = value_of(bound, largest)
+            last = T.reinterpret(T.uint32(NAN_BITS), "float32")  # reached by nothing
+            if not largest and bound < ~T.uint32(INF_KEY):  # below all but NaN, and no number's: every number passes
+                last = T.infinity("float32")
+
+            # --- filter
+            for i in T.serial(T.ceildiv(T.max(stop - base, 0), step * threads)):
+                for u in T.unroll(step):
+                    word = ballot(passes(x[u], limit, last, everything))
+                    if t % 32 == 0:
+                        marks[(i * step + u) * warps + t // 32] = word
+                    x[u] = element(X, row, base + ((i + 1) * step + u) * threads + t, begin, stop)
+            T.sync_threads()
+            count = T.ceildiv(T.max(stop - base, 0), 32)  # words, of which a thread takes some that lie together
+            per = T.ceildiv(count, threads)
+            v[0] = T.uint32(0)
+            for i in T.serial(per):
+                at = t * per + i
+                if at < count:
+                    word = marks[at]
+                    if begin > base + at * 32:  # in the first word, or words before the window
+                        word = T.if_then_else(
+                            begin < base + at * 32 + 32, word & (T.uint32(GREATEST) << u32(begin & 31)), T.uint32(0)
+                        )
+                    if stop < base + at * 32 + 32:
+                        word = word & ((T.uint32(1) << u32(stop & 31)) - T.uint32(1))
+                    marks[at] = word
+                    v[0] = v[0] + u32(bits_set(word))
+            block_scan(v, before, total, totals, t, warps)
+            if t == 0:
+                info[COUNT] = total[0]
+            place = before[0]
+            for i in T.serial(per):
+                at = t * per + i
+                if at < count:
+                    word = marks[at]
+                    while word != T.uint32(0) and place < T.uint32(room):
+                        listed[place] = u32(base + at * 32 + lowest_bit(word))
+                        word = word & (word - T.uint32(1))
+                        place = place + T.uint32(1)
+            T.sync_threads()
+            count = T.min(T.cast(total[0], "int32"), room)
+            best = T.uint32(0)
+            for i in T.serial(T.ceildiv(count, threads)):
+                at = i * threads + t
+                if at < count:
+                    word = u32(T.reinterpret(X[row, T.cast(listed[at], "int32")], bits_type))
+                    raw[at] = word
+                    best = T.max(best, key_of_bits(word))
+            best = warp_max(best)
+            if t % 32 == 0:
+                T.atomic_max(info[BEST], best)
+            synchronize()
+            v[0] = T.uint32(0)
+            best = T.uint32(0)
+            if t % 32 < cluster:
+                v[0] = peer(info[COUNT], t % 32)
+                best = peer(info[BEST], t % 32)
+            best = warp_max(best)
+            warp_scan(v, t % 32)
+            offsets[0] = T.uint32(0)
+            for r in T.unroll(cluster):
+                offsets[r + 1] = T.shfl_sync(v[0], r)
+
+            if offsets[cluster] >= wanted and offsets[cluster] <= T.uint32(room):
+                # --- select, of what the lists hold
+                per = T.ceildiv(T.cast(offsets[cluster], "int32"), threads)
+                if rank == 0:
+                    for e in T.unroll(held):
+                        place = u32(t * per + e)
+                        if e < per and place < offsets[cluster]:
+                            at = 0
+                            word = T.uint32(0)
+                            for r in T.unroll(cluster - 1):
+                                if place >= offsets[r + 1]:
+                                    at = r + 1
+                                    word = offsets[r + 1]
+                            own_column[e] = peer(listed[place - word], at)
+                            own_raw[e] = peer(raw[place - word], at)
+                synchronize()
+                if rank == 0:
+                    for e in T.unroll(held):
+                        if e < per and u32(t * per + e) < offsets[cluster]:
+                            own[e] = key_of_bits(own_raw[e])
+                    low = T.if_then_else(everything, T.uint32(0), bound + T.uint32(1))
+                    start_search(s, low, best, wanted, offsets[cluster])
+                    while s[HELD] != s[LEFT] and s[LO] < s[HI] and s[HELD] > T.uint32(32):
+                        set_shift(s, bins)
+                        for e in T.unroll(held):
+                            if e < per and u32(t * per + e) < offsets[cluster]:
+                                count_key(s, own[e], hist)
+                        narrow_by(s, hist, v, before, total, totals, found, t)
+                    if s[HELD] != s[LEFT] and s[LO] < s[HI]:
+                        finish(s, own, per, offsets[cluster], tail, found, v, before, total, t)
+                    v[0] = T.uint32(0)
+                    for e in T.unroll(held):
+                        if e < per and u32(t * per + e) < offsets[cluster]:
+                            if own[e] > s[HI]:
+                                v[0] = v[0] + T.uint32(1)
+                            elif own[e] >= s[LO]:
+                                v[0] = v[0] + T.uint32(65536)
+                    block_scan(v, before, total, totals2, t, warps)
+                    place = before[0] & T.uint32(65535)
+                    level = before[0] >> T.uint32(16)
+                    for e in T.unroll(held):
+                        if e < per and u32(t * per + e) < offsets[cluster] and own[e] >= s[LO]:
+                            if own[e] > s[HI] or level < s[LEFT]:
+                                C[row, place + T.min(level, s[LEFT])] = T.cast(own_column[e], index)
+                                if values:
+                                    V[row, place + T.min(level, s[LEFT])] = T.reinterpret(
+                                        T.cast(own_raw[e], bits_type), storage
+                                    )
+                            if own[e] > s[HI]:
+                                place = place + T.uint32(1)
+                            else:
+                                level = level + T.uint32(1)
+            else:
+                # --- search the row itself
+                if offsets[cluster] < wanted:  # perhaps it is the bound
+                    start_search(s, bound, bound, wanted - offsets[cluster], T.uint32(GREATEST))
+                else:
+                    start_search(s, bound + T.uint32(1), T.uint32(GREATEST), wanted, T.uint32(GREATEST))
+                count = T.max(stop - base, 0)
+                going = True
+                while going:
+                    set_shift(s, bins)
+                    for i in T.serial(T.ceildiv(count, threads)):
+                        at = base + i * threads + t
+                        if at >= begin and at < stop:
+                            count_key(s, key_at(X, row, at), hist)
+                    synchronize()
+                    place = T.uint32(0)
+                    level = T.uint32(0)
+                    for r in T.unroll(cluster):
+                        place = place + peer(hist[bins - 1 - 2 * t], r)
+                        level = level + peer(hist[bins - 2 - 2 * t], r)
+                    narrow(s, place, level, v, before, total, totals, found, t, warps, bins)
+                    synchronize()
+                    hist[bins - 1 - 2 * t] = T.uint32(0)
+                    hist[bins - 2 - 2 * t] = T.uint32(0)
+                    T.sync_threads()
+                    going = s[HELD] == T.uint32(GREATEST) or (s[LO] < s[HI] and s[HELD] != s[LEFT])
+                for i in T.serial(T.ceildiv(count, threads)):
+                    at = base + i * threads + t
+                    best = T.uint32(0)
+                    if at >= begin and at < stop:
+                        best = key_at(X, row, at)
+                    word = ballot(at >= begin and at < stop and best > s[HI])
+                    place = ballot(at >= begin and at < stop and best >= s[LO] and best <= s[HI])
+                    if t % 32 == 0:
+                        marks[i * warps + t // 32] = word
+                        marks2[i * warps + t // 32] = place
+                T.sync_threads()
+                count = T.ceildiv(count, 32)
+                per = T.ceildiv(count, threads)
+                v[0] = T.uint32(0)
+                v2[0] = T.uint32(0)
+                for i in T.serial(per):
+                    at = t * per + i
+                    if at < count:
+                        v[0] = v[0] + u32(bits_set(marks[at]))
+                        v2[0] = v2[0] + u32(bits_set(marks2[at]))
+                block_scan(v, before, total, totals, t, warps)
+                block_scan(v2, before2, total2, totals2, t, warps)
+                if t == 0:
+                    info[ABOVE] = total[0]
+                    info[LEVEL] = total2[0]
+                synchronize()
+                v[0] = T.uint32(0)
+                v2[0] = T.uint32(0)
+                if t % 32 < rank:
+                    v[0] = peer(info[ABOVE], t % 32)
+                    v2[0] = peer(info[LEVEL], t % 32)
+                place = before[0] + warp_sum(v[0])
+                level = before2[0] + warp_sum(v2[0])
+                for i in T.serial(per):
+                    at = t * per + i
+                    if at < count:
+                        word = marks[at] | marks2[at]
+                        while word != T.uint32(0):
+                            column = base + at * 32 + lowest_bit(word)
+                            above = (marks[at] >> u32(lowest_bit(word))) & T.uint32(1)
+                            if above != T.uint32(0) or level < s[LEFT]:
+                                C[row, place + T.min(level, s[LEFT])] = T.cast(column, index)
+                                if values:
+                                    V[row, place + T.min(level, s[LEFT])] = X[row, column]
+                            place = place + above
+                            level = level + (T.uint32(1) - above)
+                            word = word & (word - T.uint32(1))
+                synchronize()  # others may have been reading this block's counts
+            if rank == 0:
+                for i in T.serial(T.ceildiv(T.cast(k, "int32") - T.cast(wanted, "int32"), threads)):
+                    at = T.cast(wanted, "int32") + i * threads + t
+                    if at < T.cast(k, "int32"):
+                        C[row, at] = T.cast(-1, index)
+
+    return select
+
+
+# --- launchers: `_cluster_plan` says which calls come here -----------------------------------------------------------
+def _launch(x, k, largest, starts, ends, values, columns) -> None:
+    """x [M, N], its columns side by side; the outputs [M, k]"""
+    p = _cluster_plan
+    cluster, part, words = p.plan(*x.shape, k)
+    kinds = [t if t is None else t.dtype for t in (starts, ends)]
+    sizes = (p.THREADS, p.STEP, p.ROOM, p.SAMPLE)
+    wide = columns.dtype is torch.int64
+    kernel = select_kernel(x.device, x.dtype, cluster, words, largest, *kinds, values is not None, wide, *sizes)
+    kernel(x, *(columns if t is None else t for t in (starts, ends, values)), columns, part)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[M, N] with the columns side by side: x itself if it is so, which lets launches be replayed."""
+    x = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    if x.shape[1] == 1:  # any stride is contiguous then, but the kernel wants to see 1
+        return x.contiguous().as_strided(x.shape, (1, 1))
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def _table(t: Tensor, k: int) -> Tensor:
+    return t if t.dim() == 2 else t.view(-1, k)
+
+
+@replayed
+def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    values, indices = _meta.topk(x, k, dim, largest, sorted)
+    _launch(_rows(x), k, largest, None, None, _table(values, k), _table(indices, k))
+    return values, indices
+
+
+@replayed
+def topk_selector(scores: Tensor, k: int, starts: Tensor | None = None, ends: Tensor | None = None) -> Tensor:
+    out = _meta.topk_selector(scores, k, starts, ends)
+    starts, ends = (t if t is None or t.dim() == 1 else t.reshape(-1) for t in (starts, ends))
+    starts, ends = (t if t is None else t.contiguous() for t in (starts, ends))
+    _launch(_rows(scores), k, True, starts, ends, None, _table(out, k))
+    return out
