@@ -80,7 +80,9 @@ def _backward(cases, *options, keep=("contiguous", "transposed", "permuted", "no
 
 def _swiglu(gate: Tensor, up: Tensor, limit: float | None = None) -> Tensor:
     if limit is not None:
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        # The gradient of clamp at the limit itself is 1 up to PyTorch 2.13, and 0 in 2.14.
+        gate, up = torch.where(gate > limit, limit, gate), torch.where(up > limit, limit, up)
+        up = torch.where(up < -limit, -limit, up)
     return F.silu(gate) * up
 
 

@@ -18,7 +18,8 @@ def swiglu(gate: Tensor, up: Tensor, *, limit: float | None = None) -> Tensor:
         ValueError: the shapes or devices differ, or limit is not positive.
         TypeError: an input of another type.
 
-    Differentiable in gate and up, forward mode and twice; vmap. The gradient is zero where a clamp cuts.
+    Differentiable in gate and up, forward mode and twice; vmap. The gradient is zero where a clamp cuts;
+    a number that equals the limit is not cut.
     Plain PyTorch: `F.silu(gate.float()) * up.float()`, with a limit
     `F.silu(gate.float().clamp(max=limit)) * up.float().clamp(-limit, limit)`.
 
