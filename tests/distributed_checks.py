@@ -155,6 +155,13 @@ def check_compiled(rank: int, world: int) -> None:
         q, scales = tle_ops.all_gather_fp8(y)
         return tle_ops.distributed_barrier(y.sum() + tle_ops.per_token_cast_back(q, scales, dtype=F32).sum() * 0)
 
+    mesh = td.device_mesh({"device": world})
+    for group in (mesh, mesh.torch_mesh, mesh.get_group(), mesh.get_group().group_name):
+        torch._dynamo.reset()
+        around = torch.compile(
+            lambda t, g=group: tle_ops.ring_exchange(t, group=g), fullgraph=True, backend="aot_eager"
+        )
+        assert_same_bits(around(tensor_of(rank, 3)), tensor_of((rank + 1) % world, 3))
     x, w = tensor_of(rank, 8, 256).requires_grad_(), torch.ones(256, device=device())
     (want,) = torch.autograd.grad(step(x, w), x)
     torch._dynamo.reset()

@@ -145,6 +145,12 @@ def check_across_a_sharded_dimension(rank: int, world: int) -> None:
         assert counter.get_total_counts() == reduces + gathers, f"{op.__name__} {counts}"
         for g, w_ in zip(got, outputs(op(*plain)), strict=True):
             assert_same(whole(g), w_, op.__name__)
+    for dtype in (torch.int64, torch.int16, torch.uint8, torch.bool):
+        whole_, axis = torch.randint(0, 2, (2, 8 * world)).to(dtype), (Shard(1),)
+        for op in (tle_ops.cumsum, lambda t: tle_ops.topk(t, 3)):
+            if op is tle_ops.cumsum or dtype != torch.bool:
+                for g, w_ in zip(outputs(op(place(whole_, mesh, axis))), outputs(op(whole_)), strict=True):
+                    assert_same(whole(g), w_, str(dtype))
     ties = torch.randint(0, 3, (4, 64 * world), generator=torch.Generator().manual_seed(0)).float()
     ties[0, ::3], ties[1] = torch.nan, -torch.inf
     for largest in (True, False):

@@ -110,6 +110,7 @@ def test_three_processes_of_which_one_dies():
         distributed_checks.check_gather_is_a_cast_after_the_gather,
         distributed_checks.check_scatter_adds_in_the_order_of_the_ranks,
         dtensor_checks.check_values_whatever_the_placement,
+        check_kernels_in_the_interpreter,
         check_death_in_an_exchange,
     ]
     failed = processes.run(3, checks, limit=100)
@@ -226,7 +227,7 @@ def check_kernels_in_the_interpreter(rank, world):
         ws.state[0] = 2**31 - 3  # calls whose number does not fit into 32 bits
     for copies in (1 << 22, 1):  # all by kernels; large ones, by copies
         distributed_triton._COPIES = copies
-        x = torch.randn(20, 256, generator=torch.Generator().manual_seed(rank)).bfloat16()
+        x = torch.randn(24, 256, generator=torch.Generator().manual_seed(rank)).bfloat16()
         for name, args in (
             ("remote", (x, after)),
             ("ring_exchange", (x[:3, :7], -1)),

@@ -47,9 +47,7 @@ class Across:
     def _exchange(self, local: Tensor, pending: Placement) -> Tensor:
         rest: list[Placement] = [Replicate()] * self.mesh.ndim  # of no account: only `dims` communicate
         placements = [pending if d in self.dims else p for d, p in enumerate(rest)]
-        return (
-            DTensor.from_local(local, self.mesh, placements, run_check=False).redistribute(placements=rest).to_local()
-        )
+        return redistribute(DTensor.from_local(local, self.mesh, placements, run_check=False), rest).to_local()
 
     def all_reduce(self, local: Tensor) -> Tensor:
         return self._exchange(local, Partial())
@@ -231,18 +229,20 @@ def _plainly_placed(t: DTensor) -> DTensor:
 
 
 def redistribute(t: DTensor, placements: Sequence[Placement]) -> DTensor:
-    """`t.redistribute`, for FP8 codes too: gloo and older NCCLs do not know them, so they travel as bytes."""
+    """`t.redistribute`, for what gloo and NCCL do not know too: FP8 codes travel as bytes, int16 as int32."""
     if tuple(t.placements) == tuple(placements):
         return t
-    if t.dtype not in FP8_MAX:
+    if t.dtype not in FP8_MAX and t.dtype != torch.int16:
         return t.redistribute(placements=list(placements))
     mesh, shape, stride = t.device_mesh, t.shape, t.stride()
 
-    def relabelled(local: Tensor, dtype: torch.dtype, where: Sequence[Placement]) -> DTensor:
-        return DTensor.from_local(local.view(dtype), mesh, where, run_check=False, shape=shape, stride=stride)
+    def placed(local: Tensor, where: Sequence[Placement]) -> DTensor:
+        return DTensor.from_local(local, mesh, where, run_check=False, shape=shape, stride=stride)
 
-    moved = relabelled(t.to_local(), torch.uint8, t.placements).redistribute(placements=list(placements))
-    return relabelled(moved.to_local(), t.dtype, placements)
+    local = t.to_local()
+    carried = local.int() if t.dtype == torch.int16 else local.view(torch.uint8)
+    moved = placed(carried, t.placements).redistribute(placements=list(placements)).to_local()
+    return placed(moved.to(t.dtype) if t.dtype == torch.int16 else moved.view(t.dtype), placements)
 
 
 def _run_planned(op: str, args: tuple, mesh: DeviceMesh, plan: Plan) -> tuple[Tensor, ...]:

@@ -39,16 +39,19 @@ class device_mesh(language_mesh):
     >>> mesh[0].torch_mesh  # on the processes of node 0: one of shape (4,)
     """
 
-    __slots__ = ()
+    __slots__ = ("known_as",)  # the name of its group, once that has been asked for: what a compiled graph reads
 
     def __init__(self, topology: Mapping[str, int | Sequence[tuple[str, int]]]) -> None:
         super().__init__(topology)
+        self.known_as = ""
         if dist.is_available() and dist.is_initialized() and self.launch_size(PROCESS) == dist.get_world_size():
             torch_mesh(self)
+            self.get_group()
 
     def _view(self, *parts: Any) -> device_mesh:
         mesh = object.__new__(device_mesh)
         mesh._set(*parts, self._launch)
+        mesh.known_as = ""
         return mesh
 
     @property
@@ -58,8 +61,11 @@ class device_mesh(language_mesh):
 
     def get_group(self) -> dist.ProcessGroup | None:
         """The process group of the members; None for the others. That of a whole axis, or of all processes, is there;
-        any other must be asked for by all processes of the world the first time, as `new_group` demands."""
-        return _group(_ranks("get_group", self))
+        any other must be asked for by all processes of the world the first time, as `new_group` demands. Ask before
+        the mesh is used under torch.compile."""
+        group = _group(_ranks("get_group", self))
+        self.known_as = "" if group is None else group.group_name
+        return group
 
 
 def _ranks(op: str, mesh: language_mesh) -> tuple[int, ...]:

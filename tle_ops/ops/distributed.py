@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 
@@ -24,12 +25,19 @@ def _name(group: Any) -> str:
         return group
     if group is None:
         return ""
+    if dist.is_available():  # by class: Dynamo lets nobody ask PyTorch's groups and meshes for what they have not
+        if isinstance(group, dist.ProcessGroup):
+            return group.group_name
+        if isinstance(group, dist.device_mesh.DeviceMesh):
+            return group.get_group().group_name
     if hasattr(group, "get_group"):
-        mesh, group = group, group.get_group()
-        if group is None:
-            raise ValueError(f"group must contain the calling process, got {mesh!r}")
-    if hasattr(group, "group_name"):
-        return group.group_name
+        known: str = getattr(group, "known_as", "") if torch.compiler.is_compiling() else ""
+        if known:
+            return known
+        found = group.get_group()
+        if found is None:
+            raise ValueError(f"group must contain the calling process, got {group!r}")
+        return found.group_name
     raise TypeError(f"group must be a process group, its name or a mesh, got {type(group).__name__}")
 
 
