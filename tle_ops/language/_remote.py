@@ -119,7 +119,8 @@ def _size(shard):
 @triton.jit
 def _rank(shard_id, shard: tl.constexpr):
     if shard.rank is not None:
-        return shard.rank
+        rank: tl.constexpr = shard.rank  # Triton 3.7 returns no plain int
+        return rank
     elif shard.strides is None:
         return shard_id
     else:
