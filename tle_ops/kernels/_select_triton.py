@@ -133,8 +133,9 @@ def _maxima_kernel(
 def _members(length, step, GROUPS: tl.constexpr, MEMBERS: tl.constexpr):
     """Of a group: a power of two, so that at least one in `step` elements of the window is drawn."""
     members = tl.full((), 1, tl.int32)
-    while (members < MEMBERS) & (length // step > members * GROUPS):
-        members *= 2
+    drawn = length // step
+    for i in tl.static_range(log2(MEMBERS)):
+        members = tl.where(drawn > (GROUPS << i), 2 << i, members)
     return members
 
 
@@ -168,12 +169,12 @@ def _bound_kernel(
 
 @triton.jit
 def _sample(x_ptr, N, start, end, members, MEMBERS: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr):
-    """Elements [MEMBERS, BLOCK // RUN, RUN], and which of them are in the window and among its first `members`. Runs
-    of RUN lie together."""
-    member = tl.arange(0, MEMBERS)[:, None, None]
-    run = member * (BLOCK // RUN) + tl.arange(0, BLOCK // RUN)[None, :, None]
+    """Elements [BLOCK // RUN, MEMBERS, RUN], and which of them are in the window and among its first `members`. Runs
+    of RUN lie together. A thread has all members of a group."""
+    member = tl.arange(0, MEMBERS)[None, :, None]
+    run = member * (BLOCK // RUN) + tl.arange(0, BLOCK // RUN)[:, None, None]
     at = start + _drawn(run, members * (BLOCK // RUN), end - start)
-    at = at // RUN * RUN + tl.arange(0, RUN)[None, None, :]  # [MEMBERS, BLOCK // RUN, RUN]
+    at = at // RUN * RUN + tl.arange(0, RUN)[None, None, :]  # [BLOCK // RUN, MEMBERS, RUN]
     x = tl.load(x_ptr + at, mask=(at < N) & (member < members), other=0)
     return x, (at >= start) & (at < end) & (member < members)
 
@@ -182,7 +183,7 @@ def _sample(x_ptr, N, start, end, members, MEMBERS: tl.constexpr, BLOCK: tl.cons
 def _maxima(x, inside, LARGEST: tl.constexpr):
     """The greatest keys of the groups."""
     keys = tl.where(inside, keys_of(x, LARGEST), least(keys_of(x, LARGEST).dtype))
-    return tl.reshape(tl.max(keys, 0), (x.shape[1] * x.shape[2],))
+    return tl.reshape(tl.max(keys, 1), (x.shape[0] * x.shape[2],))
 
 
 @triton.jit
@@ -201,7 +202,8 @@ def _bound_of(
     # Five standard deviations more than the k-th of the row is expected to have before it in the sample.
     expected = members * BLOCK * (k / tl.maximum(length, 1).to(tl.float32))
     rank = tl.minimum((expected + 5.0 * tl.sqrt(expected)).to(tl.int32) + 4, BLOCK)
-    low, _, _ = search(keys, tl.min(keys, 0), tl.max(keys, 0), rank, rank + rank // 32)
+    high, low = tl.split(tl.max(tl.join(keys, ~keys), 0))  # both ends at once
+    low, _, _ = search(keys, ~low, high, rank, rank + rank // 32)
     if FLOATING and LARGEST:
         low = tl.minimum(low, 0x7F800000)  # a NaN compares with nothing
     return tl.where(length <= MOST, least(low.dtype), low)  # everything may pass
