@@ -52,9 +52,8 @@ def filter_constants(width, chunks, warps, room, windows=(True, True), sample=0)
 
     bound = (sample, 4, 4096, True, s.RUN)
     joined = chunks > 1
-    ahead = 2048 if joined else 0
     part = 32768 if joined else s.TILE * warps
-    sizes = (part, chunks, room, 64 if joined else 0, 512, joined, warps, ahead, s.TILE, width)
+    sizes = (part, chunks, room, 64 if joined else 0, 512, joined, warps, s.TILE, width)
     return (True, *windows, True, True, False, *bound, *sizes)
 
 

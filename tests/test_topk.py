@@ -474,7 +474,7 @@ def search_kernel(keys_ptr, out_ptr, k, enough, BLOCK: tl.constexpr):
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
 @pytest.mark.parametrize("spread", [0, 1, 3, 1000, 2**29, 2**31 - 1, "all"])
 def test_search_narrows_the_range_to_the_kth_key(dtype, spread):
-    """The whole range of the integers, ranges just narrow enough to be searched in quarters, and one key alone."""
+    """The whole range of the integers, narrower ones, and one key alone."""
     g = torch.Generator().manual_seed(3)
     info = torch.iinfo(dtype)
     for i in range(6):

@@ -156,15 +156,6 @@ def _maxima(x, inside, LARGEST: tl.constexpr):
 
 
 @triton.jit
-def _fetch(x_ptr, begin, start, end, COLUMNS: tl.constexpr, LINE: tl.constexpr):
-    """Have the first COLUMNS from each `begin` on brought into L2, as far as they are in the window."""
-    n = begin + tl.arange(0, COLUMNS // LINE)[None, None, :] * LINE
-    n = tl.maximum(tl.minimum(tl.maximum(n, start), end - 1), 0)
-    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
-    tl.inline_asm_elementwise(asm, "=r,l", [(x_ptr + n).to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
 def _bound_of(
     keys, length, members, k, LARGEST: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr, FLOATING: tl.constexpr
 ):
@@ -214,7 +205,6 @@ def _filter_kernel(
     KEPT: tl.constexpr,
     JOINED: tl.constexpr,
     WARPS: tl.constexpr,
-    FETCHED: tl.constexpr,  # columns of a chunk that are brought into L2 meanwhile
     TILE: tl.constexpr,  # columns that a warp filters at once
     WIDTH: tl.constexpr,  # of a load
 ):
@@ -237,8 +227,6 @@ def _filter_kernel(
     if SAMPLE > 0:
         members = _members(end - start, step, SAMPLE, MEMBERS)
         drawn, inside = _sample(x_ptr, known(N, ALIGNED), start, end, members, MEMBERS, SAMPLE, RUN)
-        if PDL and FETCHED > 0:  # while the bound is sought, for which memory is idle
-            _fetch(x_ptr, begin, start, end, FETCHED, 8 * WIDTH)
         keys = _maxima(drawn, inside, LARGEST)
         bound = _bound_of(keys, end - start, members, k, LARGEST, MOST, SAMPLE, FLOATING)
         if tl.program_id(0) % parts == 0:

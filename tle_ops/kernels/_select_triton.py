@@ -47,12 +47,11 @@ MOST_FOR_PLACES = 2**19  # elements drawn so that what passes has places set apa
 RUN = 8  # of which so many lie together: a sector of float32
 DRAWN = 1024  # elements of which a program takes maxima
 PROGRAMS = 264  # that filter: two on each multiprocessor of an H200
-WARPS = 8  # of each
+WARPS = 8  # of each, or half as many where there is little to filter
 TILE = 512  # columns that a warp filters at once: 16 a thread
 LONGEST = 65536  # part: columns within one are stored in 16 bits
-FETCHED = 4096  # columns that a warp has brought into L2 ahead of its first tiles
 SLOTS = 4096  # for what passes, that the final kernel handles well; it may be twice as many
-SLOTS_PER_WARP = 512
+SLOTS_PER_WARP = 256
 
 
 # --- the first k of what passed ---------------------------------------------------------------------------------------
@@ -284,9 +283,10 @@ class Plan:
 def plan(M: int, N: int, k: int) -> Plan:
     """By the size of the problem alone: if values or windows chose, no CUDA graph could be replayed."""
     # Parts as small as keep all multiprocessors busy.
-    tile = TILE * WARPS
+    warps = WARPS if M * N > PROGRAMS // 2 * TILE * WARPS else WARPS // 2
+    tile = TILE * warps
     part = min(max(triton.next_power_of_2(triton.cdiv(N * M, PROGRAMS)), tile), LONGEST)
-    chunks = 1 if part == tile else WARPS
+    chunks = 1 if part == tile else warps
     drawn, found = SAMPLE, None
     while True:  # until what passes is few enough for the final kernel: first of all, then in places set apart for it
         step = N / drawn
@@ -298,23 +298,25 @@ def plan(M: int, N: int, k: int) -> Plan:
         most = triton.next_power_of_2(math.ceil(above + 4 * math.sqrt(above * step)))
         last = 4 * drawn > N
         if most <= 2 * max(SLOTS, triton.next_power_of_2(k)) or last:
-            p = Plan(sample, drawn // sample, max(most, SLOTS // 8), part, *_places(N, k, part, chunks, above, step))
+            p = Plan(
+                sample, drawn // sample, max(most, SLOTS // 8), part, *_places(N, k, part, warps, chunks, above, step)
+            )
             found = p if found is None or p.kept else found
             if p.kept or last or drawn >= MOST_FOR_PLACES:
                 return found
         drawn *= 2
 
 
-def _places(N: int, k: int, part: int, chunks: int, above: float, step: float) -> tuple[int, int, int, int]:
+def _places(N: int, k: int, part: int, warps: int, chunks: int, above: float, step: float) -> tuple[int, int, int, int]:
     """warps, chunks, each and kept of a plan."""
     parts = triton.cdiv(N, part)
     whole, one = _room(above, step, N / part), _room(above, step, N / part * chunks)
     slots = 4 * SLOTS if 2 * k > SLOTS else 2 * SLOTS
     if one * triton.next_power_of_2(parts * chunks) <= slots:
-        return WARPS, chunks, 0, one
+        return warps, chunks, 0, one
     if whole * triton.next_power_of_2(parts) <= slots and chunks > 1:
-        return WARPS, chunks, min(one, part // chunks), whole
-    return (WARPS, chunks, 0, 0) if parts * chunks <= SLOTS else (1, 1, 0, 0)
+        return warps, chunks, min(one, part // chunks), whole
+    return (warps, chunks, 0, 0) if parts * chunks <= SLOTS else (1, 1, 0, 0)
 
 
 def _room(above: float, step: float, pieces: float) -> int:
@@ -369,8 +371,7 @@ def select_long(
         tensors = (maxima, *bases, bounds)
         _bound_kernel(M, tensors, (N, k, step), constants, num_warps=min(max(p.sample // 256, 1), 16), pdl=pdl)
     constants = (largest, *windows, pdl, even, whole, p.sample if p.alone else 0, p.members, p.most, floating, RUN)
-    fetched = min(chunk, FETCHED) if p.chunks > 1 else 0
-    sizes = (p.part, p.chunks, room, p.each, p.kept, p.joined, p.warps, fetched, TILE, width)
+    sizes = (p.part, p.chunks, room, p.each, p.kept, p.joined, p.warps, TILE, width)
     tensors = (x, *bases, bounds, passed, firsts, counts, near, kept, totals)
     scalars = (N, k, step, parts, pitch)
     _filter_kernel(programs, tensors, scalars, constants + sizes, num_warps=p.warps, pdl=pdl and not p.alone)
