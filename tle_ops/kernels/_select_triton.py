@@ -292,7 +292,8 @@ def plan(M: int, N: int, k: int) -> Plan:
         step = N / drawn
         rank = k / step + 5 * math.sqrt(k / step) + 4
         sample = SAMPLE
-        while sample > SAMPLE // 4 and rank < 0.09 * sample:  # in fewer groups much would hide behind each other
+        # In fewer groups much of the sample would hide behind each other.
+        while drawn <= MOST_DRAWN and sample > SAMPLE // 4 and rank < 0.09 * sample:
             sample //= 2
         above = -1.03 * math.log1p(-min(rank / sample, 0.9)) * sample * step  # expected
         most = triton.next_power_of_2(math.ceil(above + 4 * math.sqrt(above * step)))
