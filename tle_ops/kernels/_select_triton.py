@@ -1,9 +1,11 @@
 """Selection from long rows: a bound from a sample, a filter of the row, the first k of what passed.
 
-    `_maxima_kernel`   of rows so long that one program cannot draw the sample: the maxima of groups of it
-    `_bound_kernel`    a key that almost certainly at least k elements of the row reach, and not many more
-    `_filter_kernel`   one read of the row: every part notes the columns of its elements above the bound
+    `_filter_kernel`   one read of the row: every program draws the sample and takes from it a key that almost certainly
+                       at least k elements of the row reach, and not many more; then every warp notes the columns and
+                       values of its elements above that bound
     `_final_kernel`    the first k of those, in order of column
+    `_maxima_kernel`   of rows so long that one program cannot draw the sample: the maxima of groups of it
+    `_bound_kernel`    and the bound by these
 
 Exact whatever the row holds: the bound is a guess that the final kernel verifies. If fewer than k elements are above
 it but k reach it, it is the k-th key, and the row is walked once more. If the guess was wrong, the row is bisected by
