@@ -84,70 +84,24 @@ def middle_of(low, high):
 
 
 @triton.jit
-def bisect(keys, low, high, k, enough):
-    """Narrow (low, high), of which it is known that at least k keys are from low on and fewer than k above high, until
-    no more than `enough` are from low on, or low is high."""
-    at_least = enough + 1
-    while (low < high) & (at_least > enough):
-        middle = middle_of(low, high)
-        above = count(keys >= middle)
-        if above >= k:
-            low = middle
-            at_least = above
-        else:
-            high = middle - 1
-    return low, high
-
-
-@triton.jit
 def search(keys, low, high, k, enough):
-    """`bisect`, in quarters as soon as the range is narrow enough. Returns how many keys are from low on as well, or
-    enough + 1 if all that is known is that they are more than enough.
-
-    Then the keys are counted by the signs of differences, which no predicates hold up, and as distances from low, none
-    of which can overflow. What is below low stands for low, and what is above high for high: all are on the same side
-    of every quarter as before."""
+    """Narrow (low, high), of which it is known that at least k keys are from low on and fewer than k above high, until
+    no more than `enough` are from low on, or low is high. How many are from low on is returned as well, or enough + 1
+    if all that is known is that there are enough."""
     from_low = enough + 1
-    while (low < high) & (from_low > enough) & (_span(low, high) >= 1 << 29):
+    while (low < high) & (from_low > enough):
         middle = middle_of(low, high)
-        above = count(keys >= middle)
-        if above >= k:
+        reached = count(keys >= middle)
+        if reached >= k:
             low = middle
-            from_low = above
+            from_low = reached
         else:
             high = middle - 1
-    first = low
-    away = (tl.minimum(tl.maximum(keys, low), high) - low).to(tl.int32)
-    near = tl.zeros_like(from_low)
-    far = (high - low).to(tl.int32)  # of no meaning if the search is over
-    while (near < far) & (from_low > enough):
-        p1 = near + 1 + (far - near >> 2)
-        p2 = near + 1 + (far - near >> 1)
-        p3 = near + 1 + ((far - near) * 3 >> 2)
-        fewer = tl.join(tl.join(_before(away, p1), _before(away, p2)), tl.join(_before(away, p3), tl.zeros_like(away)))
-        first_two, last_two = tl.split(tl.sum(fewer, 0))
-        b1, b2 = tl.split(first_two)
-        b3, _ = tl.split(last_two)
-        c1, c2, c3 = keys.shape[0] - b1, keys.shape[0] - b2, keys.shape[0] - b3
-        if c2 >= k:
-            near = tl.where(c3 >= k, p3, p2)
-            far = tl.where(c3 >= k, far, p3 - 1)
-            from_low = tl.where(c3 >= k, c3, c2)
-        else:
-            far = tl.where(c1 >= k, p2, p1) - 1
-            near = tl.where(c1 >= k, p1, near)
-            from_low = tl.where(c1 >= k, c1, from_low)
-        low = first + near
-        high = first + far
     return low, high, from_low
 
 
 @triton.jit
-def _span(low, high):
-    return (high - low).to(unsigned(low.dtype), bitcast=True)
-
-
-@triton.jit
-def _before(away, p):
-    """1 where away < p, for distances below 2^30, else 0."""
-    return ((away - p).to(tl.uint32, bitcast=True) >> 31).to(tl.int32, bitcast=True)
+def bisect(keys, low, high, k, enough):
+    """`search` for the range alone."""
+    low, high, _ = search(keys, low, high, k, enough)
+    return low, high
