@@ -12,7 +12,7 @@ FAR = 1 << 31
 GREATEST = 0xFFFFFFFF
 
 # Functions of keys are CUDA because TVM would make x > limit of `!(x <= limit)`, which is not so of NaN, and because it
-# takes its time over expressions. tests/emulator_prelude.h has its own tle_peer and tle_prefetch.
+# takes its time over expressions. tests/emulator_prelude.h has its own tle_peer.
 PRELUDE = r"""
 #include <tl_templates/cuda/cluster.h>
 #ifndef TLE_EMULATED
@@ -21,11 +21,6 @@ TL_DEVICE unsigned tle_peer(const unsigned* p, int rank) {
   asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %1, %2;\nld.shared::cluster.u32 %0, [a];\n}"
                : "=r"(value) : "r"((unsigned)__cvta_generic_to_shared(p)), "r"(rank) : "memory");
   return value;
-}
-TL_DEVICE void tle_prefetch(const void* p, int bytes) {
-  size_t first = ((size_t)p + 15) & ~(size_t)15;
-  bytes = (bytes - 15) & ~15;
-  if (bytes > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(first), "r"(bytes));
 }
 #endif
 TL_DEVICE bool tle_exceeds(float x, float limit) { return !(x <= limit); }
@@ -43,11 +38,6 @@ TL_DEVICE unsigned tle_scatter(unsigned i, int bits) {
   return (i << bits) + ((jitter ^ (jitter >> 13)) & ((1u << bits) - 1));
 }
 """
-
-
-def prefetch(first, bytes):
-    """Ask the L2 cache for so many bytes from this element of global memory on."""
-    return T.call_extern("handle", "tle_prefetch", T.address_of(first), bytes)
 
 
 def u32(x):

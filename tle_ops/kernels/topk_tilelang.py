@@ -42,7 +42,6 @@ from tle_ops.kernels._tilelang_select import (
     lowest_bit,
     narrow,
     peer,
-    prefetch,
     scatter,
     set_shift,
     start_search,
@@ -54,8 +53,6 @@ from tle_ops.kernels._tilelang_select import (
     warp_sum,
 )
 
-CHUNK = 4096  # columns that a thread asks the L2 cache for
-AHEAD = 65536  # columns of a block that are asked for before the bound is known
 NAN_BITS = 0x7FC00000
 COUNT, BEST, ABOVE, LEVEL = range(4)  # what a block tells the others
 
@@ -260,9 +257,6 @@ def select_kernel(
             # --- bound; the first step of the filter is under way meanwhile
             for u in T.unroll(step):
                 x[u] = element(X, row, base + u * threads + t, begin, stop)
-            if t * CHUNK < T.min(stop - base, AHEAD) - step * threads:
-                at = base + step * threads + t * CHUNK
-                prefetch(X[row, at], T.min(stop - at, CHUNK) * dtype.itemsize)
             everything = end[0] - start[0] <= room
             wanted = u32(T.min(T.cast(k, "int32"), end[0] - start[0]))
             bound = T.uint32(0)
