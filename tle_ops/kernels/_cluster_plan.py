@@ -40,7 +40,7 @@ def plan(M: int, N: int, k: int) -> Plan | None:
     above = k + 5 * math.sqrt(k * step) + 5 * step  # expected, where the bound is set
     if 1.03 * above + 4 * math.sqrt(above * step) > ROOM:
         return None
-    cluster = next(c for c, rows in CLUSTERS if M <= rows and (c == 1 or c // 2 * FEWEST < N))
+    cluster = next(c for c, rows in CLUSTERS if rows >= M and (c == 1 or c // 2 * FEWEST < N))
     part = -(-N // (32 * cluster)) * 32
     words = STEP * THREADS // 32
     while 32 * words < part:
