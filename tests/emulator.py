@@ -163,9 +163,9 @@ class EmulatedKernel:
             guarded.copy_back()
 
 
-def launcher(prim_func, device):
+def launcher(prim_func, device, pass_configs=None):
     """In place of `_tilelang.compile_prim_func`: runs every launch in all orders and insists that they agree."""
-    kernel = EmulatedKernel(prim_func, _tilelang.PASS_CONFIGS)
+    kernel = EmulatedKernel(prim_func, pass_configs or _tilelang.PASS_CONFIGS)
 
     def launch(*args):
         kernel(*args, order=ORDERS[0])

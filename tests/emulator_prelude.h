@@ -118,7 +118,6 @@ template <class T, class U> inline T atomicMin(T* p, U v) {
   return old;
 }
 inline unsigned tle_peer(const unsigned* p, int rank) { return *(unsigned*)emu::peer(p, rank); }
-inline void tle_prefetch(const void*, int) {}
 template <class T, class U> inline T AtomicAdd(T* p, U v, int = 0) { return atomicAdd(p, v); }
 template <class T, class U> inline T AtomicAddRet(T* p, U v, int = 0) { return atomicAdd(p, v); }
 template <class T, class U> inline T AtomicMax(T* p, U v, int = 0) { return atomicMax(p, v); }

@@ -17,10 +17,11 @@ STEP = 16  # elements that a thread has under way
 ROOM = 8192  # elements of a list
 SAMPLE = 4096  # elements
 RUN = 8  # of which so many lie together: a sector of float32
-BLOCKS = 132  # that an H200 holds at once
-CLUSTER = 8  # blocks, at most: more would not be portable
+# Blocks of a cluster, no more than is portable, and for how many rows an H200 runs that many clusters at once. Those of
+# a cluster share a group of 16 or 18 multiprocessors, so not every multiprocessor finds a place in one.
+CLUSTERS = ((8, 8), (4, 28), (2, 66), (1, 2**31))
 WORDS = 16384  # of 32 columns that a block has bits for, at most
-FEWEST = 8192  # columns for which it is worth while to have a block more
+FEWEST = 16384  # columns of a block, if one more would have as few
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -33,15 +34,13 @@ class Plan(NamedTuple):
 @functools.lru_cache(4096)
 def plan(M: int, N: int, k: int) -> Plan | None:
     """None where this way does not lead."""
-    if k > ROOM // 2 or N >= 2**31:
+    if k > ROOM // 2 or max(M, N) >= 2**31:
         return None
     step = N / SAMPLE
     above = k + 5 * math.sqrt(k * step) + 5 * step  # expected, where the bound is set
     if 1.03 * above + 4 * math.sqrt(above * step) > ROOM:
         return None
-    cluster = 1
-    while cluster < CLUSTER and 2 * cluster * M <= BLOCKS and cluster * FEWEST < N:
-        cluster *= 2
+    cluster = next(c for c, rows in CLUSTERS if rows >= M and (c == 1 or c // 2 * FEWEST < N))
     part = -(-N // (32 * cluster)) * 32
     words = STEP * THREADS // 32
     while 32 * words < part:
@@ -55,9 +54,8 @@ def takes(op: str, args: tuple[Any, ...]) -> bool:
 
 
 def pays(op: str, args: tuple[Any, ...]) -> bool:
-    """Whether it is the sooner one."""
-    found = _plan_of(op, args)
-    return found is not None
+    """Whether it was measured to be the sooner one."""
+    return _plan_of(op, args) is not None and args[0].dtype == torch.float32 and 16384 < args[0].shape[-1] <= 262144
 
 
 def _plan_of(op: str, args: tuple[Any, ...]) -> Plan | None:

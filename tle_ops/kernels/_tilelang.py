@@ -57,9 +57,10 @@ _lock = threading.RLock()  # TileLang's registries are not safe to build in from
 class Kernel:
     """Decorates a factory of prim_funcs; called with a device and the factory's arguments, it returns the launcher."""
 
-    def __init__(self, factory: Callable) -> None:
+    def __init__(self, factory: Callable, pass_configs: dict[str, Any] | None = None) -> None:
         functools.update_wrapper(self, factory)
         self.factory = functools.cache(factory)
+        self.pass_configs = PASS_CONFIGS if pass_configs is None else pass_configs
         self.built: dict[tuple, Callable[..., None]] = {}
 
     def __call__(self, device: torch.device, *key: Any) -> Callable[..., None]:
@@ -70,14 +71,16 @@ class Kernel:
         with _lock:
             launch = self.built.get((device, key))
             if launch is None:
-                launch = self.built[device, key] = compile_prim_func(self.factory(*key), device)
+                launch = self.built[device, key] = compile_prim_func(self.factory(*key), device, self.pass_configs)
             return launch
 
 
-def compile_prim_func(prim_func: Any, device: torch.device) -> Callable[..., None]:
+def compile_prim_func(
+    prim_func: Any, device: torch.device, pass_configs: dict[str, Any] = PASS_CONFIGS
+) -> Callable[..., None]:
     """The launcher of one kernel on one device: takes the arguments of the prim_func, runs on torch's current stream of
     the device, and leaves the current device as it was (TileLang's host code does not)."""
-    run = _entry(prim_func, arch(torch.cuda.get_device_capability(device)))
+    run = _entry(prim_func, arch(torch.cuda.get_device_capability(device)), tuple(pass_configs.items()))
     index = device.index
 
     def launch(*args: Any) -> None:
@@ -92,9 +95,9 @@ def compile_prim_func(prim_func: Any, device: torch.device) -> Callable[..., Non
 
 
 @functools.cache  # devices of one architecture share it
-def _entry(prim_func: Any, arch: str) -> Callable[..., None]:
+def _entry(prim_func: Any, arch: str, pass_configs: tuple[tuple[str, Any], ...]) -> Callable[..., None]:
     target = {"kind": "cuda", "arch": arch}
-    kernel = tilelang.compile(prim_func, target=target, execution_backend="tvm_ffi", pass_configs=PASS_CONFIGS)
+    kernel = tilelang.compile(prim_func, target=target, execution_backend="tvm_ffi", pass_configs=dict(pass_configs))
     # Past JITKernel.__call__, which walks over the arguments in Python.
     executable = kernel.adapter.get_exportable_executable()
     module = executable.jit() if hasattr(executable, "jit") else executable  # the second comes from the disk cache

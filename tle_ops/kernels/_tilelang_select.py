@@ -11,8 +11,8 @@ INF_KEY = 0xFF800000
 FAR = 1 << 31
 GREATEST = 0xFFFFFFFF
 
-# tests/emulator_prelude.h has its own tle_peer. `!(x <= limit)` is written here because TVM would make it x > limit,
-# which is not so of NaN.
+# Functions of keys are CUDA because TVM would make x > limit of `!(x <= limit)`, which is not so of NaN, and because it
+# takes its time over expressions. tests/emulator_prelude.h has its own tle_peer.
 PRELUDE = r"""
 #include <tl_templates/cuda/cluster.h>
 #ifndef TLE_EMULATED
@@ -22,19 +22,22 @@ TL_DEVICE unsigned tle_peer(const unsigned* p, int rank) {
                : "=r"(value) : "r"((unsigned)__cvta_generic_to_shared(p)), "r"(rank) : "memory");
   return value;
 }
-TL_DEVICE void tle_prefetch(const void* p, int bytes) {
-  size_t first = ((size_t)p + 15) & ~(size_t)15;
-  bytes = (bytes - 15) & ~15;
-  if (bytes > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(first), "r"(bytes));
-}
 #endif
 TL_DEVICE bool tle_exceeds(float x, float limit) { return !(x <= limit); }
+TL_DEVICE unsigned tle_key(float x) {
+  unsigned bits = __float_as_uint(x);
+  unsigned key = bits >> 31 ? ~bits : bits | 0x80000000u;
+  if (x == 0.0f) key = 0x80000000u;
+  return x != x ? 0xFFFFFFFFu : key;
+}
+TL_DEVICE float tle_value(unsigned key) { return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key); }
+// Somewhere in the i-th of equal strata, 1 << bits long
+TL_DEVICE unsigned tle_scatter(unsigned i, int bits) {
+  unsigned jitter = (i ^ (i >> 7)) * 2654435769u;
+  jitter = (jitter ^ (jitter >> 15)) * 2246822519u;
+  return (i << bits) + ((jitter ^ (jitter >> 13)) & ((1u << bits) - 1));
+}
 """
-
-
-def prefetch(first, bytes):
-    """Ask the L2 cache for so many bytes from this element of global memory on."""
-    return T.call_extern("handle", "tle_prefetch", T.address_of(first), bytes)
 
 
 def u32(x):
@@ -53,18 +56,18 @@ def exceeds(x, limit):
 
 def key_of(x, largest: bool):
     """x float32"""
-    bits = T.reinterpret(x, "uint32")
-    flipped = bits ^ T.if_then_else(bits >> T.uint32(31) != T.uint32(0), T.uint32(GREATEST), T.uint32(0x80000000))
-    key = T.if_then_else(bits == T.uint32(0x80000000), T.uint32(0x80000000), flipped)
-    key = T.if_then_else((bits & T.uint32(0x7FFFFFFF)) > T.uint32(0x7F800000), T.uint32(GREATEST), key)
+    key = T.call_extern("uint32", "tle_key", x)
     return key if largest else ~key
 
 
 def value_of(key, largest: bool):
     """The float32 of a key."""
-    key = key if largest else ~key
-    bits = key ^ T.if_then_else(key >> T.uint32(31) != T.uint32(0), T.uint32(0x80000000), T.uint32(GREATEST))
-    return T.reinterpret(bits, "float32")
+    return T.call_extern("float32", "tle_value", key if largest else ~key)
+
+
+def scatter(i, strata: int):
+    """Somewhere in the i-th of so many strata of [0, 2^32), a power of two."""
+    return T.call_extern("uint32", "tle_scatter", i, 33 - strata.bit_length())
 
 
 def warp_sum(v):

@@ -12,6 +12,8 @@ row itself by histograms, and every block stores what is found in its part: slow
 depends on the order in which threads or blocks come to their work.
 """
 
+import functools
+
 import tilelang.language as T
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ from tle_ops import _meta
 from tle_ops.kernels import _cluster_plan
 from tle_ops.kernels._cluster_plan import RUN
 from tle_ops.kernels._replay import replayed
-from tle_ops.kernels._tilelang import DTYPE, Kernel
+from tle_ops.kernels._tilelang import DTYPE, PASS_CONFIGS, Kernel
 from tle_ops.kernels._tilelang_select import (
     FAR,
     GREATEST,
@@ -40,7 +42,7 @@ from tle_ops.kernels._tilelang_select import (
     lowest_bit,
     narrow,
     peer,
-    prefetch,
+    scatter,
     set_shift,
     start_search,
     u32,
@@ -51,13 +53,12 @@ from tle_ops.kernels._tilelang_select import (
     warp_sum,
 )
 
-CHUNK = 4096  # columns that a thread asks the L2 cache for
-AHEAD = 65536  # columns of a block that are asked for before the bound is known
 NAN_BITS = 0x7FC00000
 COUNT, BEST, ABOVE, LEVEL = range(4)  # what a block tells the others
 
 
-@Kernel
+# The barriers here are all that is needed; finding out whether more are takes TileLang ten seconds.
+@functools.partial(Kernel, pass_configs={**PASS_CONFIGS, "tl.disable_thread_storage_sync": True})
 def select_kernel(
     dtype: torch.dtype,
     cluster: int,
@@ -117,11 +118,7 @@ def select_kernel(
     def draw(keys, X, row, t, begin, end):
         """Somewhere in each of equal strata of the window; of what lies outside of it, the least key."""
         for e in T.unroll(drawn):
-            i = u32((e * threads + t) // RUN)
-            j0 = (i ^ (i >> T.uint32(7))) * T.uint32(2654435769)
-            j1 = (j0 ^ (j0 >> T.uint32(15))) * T.uint32(2246822519)
-            stratum = T.uint32((1 << 32) // (sample // RUN))
-            at = i * stratum + ((j1 ^ (j1 >> T.uint32(13))) & (stratum - T.uint32(1)))
+            at = scatter(u32((e * threads + t) // RUN), sample // RUN)
             offset = T.cast((T.cast(at, "uint64") * T.cast(u32(end - begin), "uint64")) >> T.uint64(32), "int32")
             column = (begin + offset) // RUN * RUN + t % RUN
             keys[e] = T.uint32(0)
@@ -260,9 +257,6 @@ def select_kernel(
             # --- bound; the first step of the filter is under way meanwhile
             for u in T.unroll(step):
                 x[u] = element(X, row, base + u * threads + t, begin, stop)
-            if t * CHUNK < T.min(stop - base, AHEAD) - step * threads:
-                at = base + step * threads + t * CHUNK
-                prefetch(X[row, at], T.min(stop - at, CHUNK) * dtype.itemsize)
             everything = end[0] - start[0] <= room
             wanted = u32(T.min(T.cast(k, "int32"), end[0] - start[0]))
             bound = T.uint32(0)
