@@ -2,7 +2,8 @@
 
 Values become integer keys of the same order (`_keys_triton`), and every way below takes the first k by (key, column):
 
-    short rows, small k   a warp takes the maximum k times                                 `_rounds_kernel`
+    short rows, small k   threads sort a few columns each, and merge the best of them      `_few_kernel`
+                          of 64 bits: a warp takes the maximum k times                     `_rounds_kernel`
     short rows            a warp holds several and finds their k-th keys by bisection      `_rows_kernel`
     longer rows           a program takes the maxima of groups, then what reaches the k-th
                           greatest of them: little more than k, and bisected alone         `_row_kernel`
@@ -21,6 +22,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tle_ops import _meta
+from tle_ops.kernels._best_triton import first_columns
 from tle_ops.kernels._gate_triton import topk_gate, topk_gate_bwd
 from tle_ops.kernels._keys_triton import (
     NOWHERE,
@@ -30,9 +32,7 @@ from tle_ops.kernels._keys_triton import (
     keys_of,
     least,
     middle_of,
-    spare,
     take,
-    take_spare,
     value_of,
 )
 from tle_ops.kernels._lines_triton import aligned, known, lines
@@ -43,7 +43,7 @@ from tle_ops.kernels._triton import INTERPRETED, kernel
 __all__ = ["topk", "topk_gate", "topk_gate_bwd", "topk_selector"]
 
 _SHORT = 1024  # columns that a warp holds: 32 a thread
-_FEW = 16  # rounds
+_FEW = 16  # elements that a thread sorts
 _TILE = 16384  # columns that a program holds: 32 a thread of 16 warps
 _SHORTEST = 512  # columns of a program
 _PROGRAMS = 4224  # warps that an H200 holds at once, 32 on each multiprocessor
@@ -52,8 +52,62 @@ _MOST = 4096  # selected elements that a program sorts
 
 # --- short rows ------------------------------------------------------------------------------------------------------
 @kernel("M", "N", "x_row")
-def _rounds_kernel(
+def _few_kernel(
     x_ptr,  # [M, N], rows x_row apart
+    values_ptr,  # [M, K]
+    indices_ptr,  # int64 [M, K]: if not SORTED, ascending
+    M: tl.int64,
+    N: tl.int32,
+    x_row: tl.int64,
+    K: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SORTED: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    WHOLE: tl.constexpr,  # N is BLOCK
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    L: tl.constexpr = BLOCK // BLOCK_K
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    row = tl.minimum(tl.arange(0, ROWS)[:, None], M - 1 - first).to(tl.int32)  # there is always one: loads need no mask
+    x_row = known(x_row, ALIGNED)
+    x_ptr += first * x_row
+    keys = ()
+    columns = ()
+    inside = ()
+    for j in tl.static_range(BLOCK_K):
+        n = j * L + tl.arange(0, L)[None, :]  # [1, L]
+        there = n >= 0 if WHOLE else n < known(N, ALIGNED)
+        x = tl.load(x_ptr + row * x_row + n, mask=there)
+        keys = keys + (keys_of(x, LARGEST),)
+        columns = columns + (n,)
+        inside = inside + (there,)
+    chosen = first_columns(keys, columns, inside, K, BLOCK, SORTED, x_ptr.dtype.element_ty)  # K times [ROWS]
+
+    place = tl.arange(0, BLOCK_K)[None, :]
+    n = tl.zeros((ROWS, BLOCK_K), tl.int32)
+    for j in tl.static_range(K):
+        n = tl.where(place == j, chosen[j][:, None], n)
+    if SORTED:
+        rank = place + tl.zeros_like(n)
+    else:
+        rank = tl.zeros_like(n)
+        for j in tl.static_range(K):
+            rank += tl.where(chosen[j][:, None] < n, 1, 0)
+    # In one dimension: the lanes of two would be in another order for the stores.
+    at = tl.arange(0, ROWS * BLOCK_K)
+    n = tl.reshape(n, (ROWS * BLOCK_K,))
+    to = at // BLOCK_K * K + tl.reshape(rank, (ROWS * BLOCK_K,))
+    mask = (first + at // BLOCK_K < M) & (at % BLOCK_K < K)
+    x = tl.load(x_ptr + at // BLOCK_K * x_row + n, mask=mask)
+    tl.store(values_ptr + first * K + to, x, mask=mask)
+    tl.store(indices_ptr + first * K + to, n.to(tl.int64), mask=mask)
+
+
+@kernel("M", "N", "x_row")
+def _rounds_kernel(
+    x_ptr,  # int64 [M, N], rows x_row apart
     values_ptr,  # [M, k]
     indices_ptr,  # int64 [M, k]
     M: tl.int64,
@@ -72,19 +126,12 @@ def _rounds_kernel(
     inside = (row < M) & (lane < known(N, ALIGNED))
     x_row = known(x_row, ALIGNED)
     x = tl.load(x_ptr + row * x_row + lane, mask=inside, other=0)
-    SPARE: tl.constexpr = spare(x.dtype)
-    keys = keys_of(x, LARGEST)
-    if SPARE:
-        keys = tl.maximum(keys, least(keys.dtype) + 1)  # the least of NaNs
-    keys = tl.where(inside, keys, least(keys.dtype))
+    keys = tl.where(inside, keys_of(x, LARGEST), least(tl.int64))
     columns = tl.where(inside, lane, NOWHERE)
     place = tl.arange(0, BLOCK_K)[None, :]  # [1, BLOCK_K]
     chosen = tl.full((ROWS, BLOCK_K), NOWHERE, tl.int32)
     for j in range(0, K):
-        if SPARE:
-            column, keys = take_spare(keys, columns)
-        else:
-            column, keys, columns = take(keys, columns)
+        column, keys, columns = take(keys, columns)
         chosen = tl.where(place == j, column[:, None], chosen)
     if not SORTED:
         chosen = tl.sort(chosen, dim=1)
@@ -341,8 +388,11 @@ def _topk_rows(x: Tensor, k: int, largest: bool, sorted: bool, values: Tensor, i
     if N <= _SHORT and k <= _FEW:
         block = max(triton.next_power_of_2(N), 32)
         rows = max(1, 512 // block)
-        constants = (k, largest, sorted, aligned(N, pitch), rows, block, triton.next_power_of_2(k))
-        _rounds_kernel(triton.cdiv(M, rows), (x, values, indices), (M, N, pitch), constants, num_warps=1)
+        wide = x.dtype == torch.int64
+        constants = (k, largest, sorted, aligned(N, pitch), *(() if wide else (N == block,)))
+        kernel = _rounds_kernel if wide else _few_kernel
+        constants += (rows, block, triton.next_power_of_2(k))
+        kernel(triton.cdiv(M, rows), (x, values, indices), (M, N, pitch), constants, num_warps=1)
     elif N <= _SHORT and not sorted:
         block = max(triton.next_power_of_2(N), 32)
         rows = max(1, 512 // block)

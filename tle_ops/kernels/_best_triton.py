@@ -1,0 +1,167 @@
+"""The first few of each row without a loop: lists that threads sort by themselves and then merge.
+
+A row is K tiles of a K-th of its columns. Lane by lane the tiles are sorted, so that every lane has a list of K, and
+`tl.reduce` merges the lists of two lanes into the first K of both until one list is left. All of it is minima and
+maxima of 32 bits: a key whose lowest bits are replaced by the column orders as the stable sort does, up to elements
+that differ in those bits alone.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tle_ops.kernels._keys_triton import keys_of, least
+
+
+@triton.jit
+def _clean(t):
+    """A bitonic list in descending order."""
+    n: tl.constexpr = len(t)
+    if n == 1:
+        return t
+    else:
+        high = ()
+        low = ()
+        for i in tl.static_range(n // 2):
+            high = high + (tl.maximum(t[i], t[i + n // 2]),)
+            low = low + (tl.minimum(t[i], t[i + n // 2]),)
+        return _clean(high) + _clean(low)
+
+
+@triton.jit
+def _merged(a, b):
+    """Two descending lists of one length as one (Batcher's odd-even merge)."""
+    n: tl.constexpr = len(a)
+    if n == 1:
+        return (tl.maximum(a[0], b[0]), tl.minimum(a[0], b[0]))
+    else:
+        even = _merged(a[0::2], b[0::2])
+        odd = _merged(a[1::2], b[1::2])
+        merged = even[:1]
+        for i in tl.static_range(n - 1):
+            merged = merged + (tl.maximum(even[i + 1], odd[i]), tl.minimum(even[i + 1], odd[i]))
+        return merged + odd[n - 1 :]
+
+
+@triton.jit
+def _sorted(t):
+    """A list of a power of two elements in descending order."""
+    n: tl.constexpr = len(t)
+    if n == 1:
+        return t
+    else:
+        return _merged(_sorted(t[: n // 2]), _sorted(t[n // 2 :]))
+
+
+@triton.jit
+def _first(a, b):
+    """Of two descending lists of one length, the first half of all."""
+    n: tl.constexpr = len(a)
+    high = ()
+    for i in tl.static_range(n):
+        high = high + (tl.maximum(a[i], b[n - 1 - i]),)
+    return _clean(high)
+
+
+@triton.jit
+def _first_2(a0, a1, b0, b1):
+    return _first((a0, a1), (b0, b1))
+
+
+@triton.jit
+def _first_4(a0, a1, a2, a3, b0, b1, b2, b3):
+    return _first((a0, a1, a2, a3), (b0, b1, b2, b3))
+
+
+@triton.jit
+def _first_8(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7):
+    return _first((a0, a1, a2, a3, a4, a5, a6, a7), (b0, b1, b2, b3, b4, b5, b6, b7))
+
+
+@triton.jit
+def _first_16(
+    a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15,
+    b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, b10, b11, b12, b13, b14, b15,
+):  # fmt: skip
+    return _first(
+        (a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15),
+        (b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, b10, b11, b12, b13, b14, b15),
+    )
+
+
+@triton.jit
+def first_of(t):
+    """Of K tiles [ROWS, L] the first K elements of each row, descending: K tensors [ROWS]. K is 1, 2, 4, 8 or 16."""
+    t = _sorted(t)
+    n: tl.constexpr = len(t)
+    if n == 1:
+        return (tl.max(t[0], 1),)
+    elif n == 2:
+        return tl.reduce(t, 1, _first_2)
+    elif n == 4:
+        return tl.reduce(t, 1, _first_4)
+    elif n == 8:
+        return tl.reduce(t, 1, _first_8)
+    else:
+        return tl.reduce(t, 1, _first_16)
+
+
+@triton.constexpr_function
+def exact(dtype):
+    """Whether 16 bits, or floats that have as few, keep all of their key beside a column."""
+    return dtype.primitive_bitwidth <= 16
+
+
+@triton.constexpr_function
+def log2(n):
+    return n.bit_length() - 1
+
+
+@triton.jit
+def _quickly(keys, n, inside, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
+    """Tiles of 32 bits: the upper bits of the keys, then what falls as the columns rise."""
+    t = ()
+    for j in tl.static_range(len(keys)):
+        if exact(DTYPE) and not DTYPE.is_floating():
+            high = keys[j] << log2(BLOCK)
+        else:
+            high = keys[j] & -BLOCK
+        t = t + (tl.where(inside[j], high | (BLOCK - 1 - n[j]), least(tl.int32)),)
+    return t
+
+
+@triton.jit
+def _exactly(keys, n, inside, BLOCK: tl.constexpr):
+    """What falls as the columns rise, of the first elements by their whole keys: twice as many bits."""
+    t = ()
+    for j in tl.static_range(len(keys)):
+        whole = (keys[j].to(tl.int64) << 32) | (BLOCK - 1 - n[j])
+        t = t + (tl.where(inside[j], whole, least(tl.int64)),)
+    first = first_of(t)
+    top = ()
+    for j in tl.static_range(len(keys)):
+        top = top + (first[j].to(tl.int32),)
+    return top
+
+
+@triton.jit
+def first_columns(keys, n, inside, K: tl.constexpr, BLOCK: tl.constexpr, ORDERED: tl.constexpr, DTYPE: tl.constexpr):
+    """Of keys of DTYPE in tiles [ROWS, L], and of their columns `n` below BLOCK, of which those `inside` are there:
+    the columns of the first K by (key, column) of each row, a tuple of tensors [ROWS]. If not ORDERED, in any order."""
+    t = _quickly(keys, n, inside, BLOCK, DTYPE)
+    top = first_of(t)
+    if not exact(DTYPE):
+        last = top[K - 1][:, None]
+        doubt = tl.zeros(t[0].shape, tl.int1)  # whether what was cut off would have mattered
+        for j in tl.static_range(len(t)):
+            doubt = doubt | ((t[j] >= (last & -BLOCK)) & (t[j] < last))
+        if ORDERED:
+            for j in tl.static_range(K - 1):
+                doubt = doubt | (((top[j] ^ top[j + 1]) & -BLOCK) == 0)[:, None]
+        if tl.max(tl.max(doubt.to(tl.int32), 1), 0) > 0:
+            top = _exactly(keys, n, inside, BLOCK)
+    columns = ()
+    for j in tl.static_range(K):
+        columns = columns + (BLOCK - 1 - (top[j] & (BLOCK - 1)),)
+    return columns
