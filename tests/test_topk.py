@@ -193,6 +193,53 @@ def test_kernels_on_every_route(small_kernels, kind, dtype):
         check_selector(small_kernels.topk_selector, KERNEL_DEVICE, problem, 1.5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_short_rows_in_lists(kind):
+    """Threads that sort a few columns each: whole and padded rows, of which the last program has too few, and rows
+    apart; keys that differ in the bits that columns replace."""
+    from tle_ops.kernels import topk_triton
+
+    for i, (M, N, k, dtype) in enumerate(((5, 128, 8, F32), (3, 45, 3, BF16), (2, 256, 16, F32), (33, 31, 1, F32))):
+        x = scores(kind, (M, N + 3), dtype, i)[:, :N]
+        for largest in (True, False):
+            values, indices = topk_triton.topk(x.to(KERNEL_DEVICE), k, -1, largest, i % 2 == 0)
+            want = stable_order(x, largest)[:, :k]
+            want = want if i % 2 == 0 else want.sort(-1).values
+            assert_same_bits(indices, want)
+            assert raw_bits(values).equal(raw_bits(x).gather(-1, want))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_one_warp(kind, monkeypatch):
+    from tle_ops.kernels import topk_triton
+
+    monkeypatch.setattr(topk_triton, "_SHORT", 64)
+    for N, k, largest, sorted, dtype in ((512, 13, True, False, F32), (480, 32, False, True, BF16)):
+        x = scores(kind, (2, N), dtype, k)
+        values, indices = topk_triton.topk(x.to(KERNEL_DEVICE), k, -1, largest, sorted)
+        want = stable_order(x, largest)[:, :k]
+        want = want if sorted else want.sort(-1).values
+        assert_same_bits(indices, want)
+        assert raw_bits(values).equal(raw_bits(x).gather(-1, want))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sorted", [True, False])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16, torch.int32, torch.int64, torch.uint8])
+def test_short_rows_on_gpu(dtype, sorted):
+    """Every dtype of the lists and of the rounds, and enough rows for those of one warp."""
+    for i, (M, N, k) in enumerate(
+        ((2000, 128, 8), (999, 256, 8), (64, 1000, 16), (300, 60, 5), (1500, 4096, 64), (1500, 1040, 20))
+    ):
+        largest = i % 2 == 0
+        x = torch.cat([scores(kind, (-(-M // len(KINDS)), N), dtype, i, "cuda") for kind in KINDS])
+        values, indices = tle_ops.topk(x, k, largest=largest, sorted=sorted)
+        want = sorted_columns(x, largest)[:, :k]
+        want = want if sorted else want.sort(-1).values
+        assert indices.equal(want), (M, N, k)
+        assert bits_of(values).equal(bits_of(x).gather(-1, want)), (M, N, k)
+
+
 def sampled_columns(N: int, plan, run: int) -> np.ndarray:
     """Where `_bound_kernel` looks, that is, where an adversary puts what misleads it."""
     samples = plan.sample * plan.members // run

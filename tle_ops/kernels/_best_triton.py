@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tle_ops.kernels._keys_triton import keys_of, least
+from tle_ops.kernels._keys_triton import least
 
 
 @triton.jit
@@ -24,8 +24,8 @@ def _clean(t):
         high = ()
         low = ()
         for i in tl.static_range(n // 2):
-            high = high + (tl.maximum(t[i], t[i + n // 2]),)
-            low = low + (tl.minimum(t[i], t[i + n // 2]),)
+            high += (tl.maximum(t[i], t[i + n // 2]),)
+            low += (tl.minimum(t[i], t[i + n // 2]),)
         return _clean(high) + _clean(low)
 
 
@@ -40,7 +40,7 @@ def _merged(a, b):
         odd = _merged(a[1::2], b[1::2])
         merged = even[:1]
         for i in tl.static_range(n - 1):
-            merged = merged + (tl.maximum(even[i + 1], odd[i]), tl.minimum(even[i + 1], odd[i]))
+            merged += (tl.maximum(even[i + 1], odd[i]), tl.minimum(even[i + 1], odd[i]))
         return merged + odd[n - 1 :]
 
 
@@ -60,7 +60,7 @@ def _first(a, b):
     n: tl.constexpr = len(a)
     high = ()
     for i in tl.static_range(n):
-        high = high + (tl.maximum(a[i], b[n - 1 - i]),)
+        high += (tl.maximum(a[i], b[n - 1 - i]),)
     return _clean(high)
 
 
@@ -121,13 +121,11 @@ def log2(n):
 @triton.jit
 def _quickly(keys, n, inside, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
     """Tiles of 32 bits: the upper bits of the keys, then what falls as the columns rise."""
+    SHIFTED: tl.constexpr = exact(DTYPE) and not DTYPE.is_floating()
     t = ()
     for j in tl.static_range(len(keys)):
-        if exact(DTYPE) and not DTYPE.is_floating():
-            high = keys[j] << log2(BLOCK)
-        else:
-            high = keys[j] & -BLOCK
-        t = t + (tl.where(inside[j], high | (BLOCK - 1 - n[j]), least(tl.int32)),)
+        high = keys[j] << log2(BLOCK) if SHIFTED else keys[j] & -BLOCK
+        t += (tl.where(inside[j], high | (BLOCK - 1 - n[j]), least(tl.int32)),)
     return t
 
 
@@ -137,11 +135,11 @@ def _exactly(keys, n, inside, BLOCK: tl.constexpr):
     t = ()
     for j in tl.static_range(len(keys)):
         whole = (keys[j].to(tl.int64) << 32) | (BLOCK - 1 - n[j])
-        t = t + (tl.where(inside[j], whole, least(tl.int64)),)
+        t += (tl.where(inside[j], whole, least(tl.int64)),)
     first = first_of(t)
     top = ()
     for j in tl.static_range(len(keys)):
-        top = top + (first[j].to(tl.int32),)
+        top += (first[j].to(tl.int32),)
     return top
 
 
@@ -163,5 +161,5 @@ def first_columns(keys, n, inside, K: tl.constexpr, BLOCK: tl.constexpr, ORDERED
             top = _exactly(keys, n, inside, BLOCK)
     columns = ()
     for j in tl.static_range(K):
-        columns = columns + (BLOCK - 1 - (top[j] & (BLOCK - 1)),)
+        columns += (BLOCK - 1 - (top[j] & (BLOCK - 1)),)
     return columns

@@ -59,17 +59,37 @@ def _among_groups(
     emit(x, keys, n, inside, low, high, k, values_ptr, columns_ptr, first, VALUES, WIDTH)
 
 
+@triton.jit
+def put_in_order(
+    x_ptr, columns_ptr, values_ptr, indices_ptr, first, k, LARGEST: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Of a row at x_ptr, k ascending columns from place `first` on, in order of value."""
+    place = tl.arange(0, BLOCK)
+    mask = place < k
+    columns = tl.load(columns_ptr + first + place, mask=mask, other=0)
+    keys = keys_of(tl.load(x_ptr + columns, mask=mask, other=0), LARGEST).to(tl.int64)
+    # The columns ascend, so the place breaks ties. Lanes without an element are the least of all.
+    packed = tl.where(mask, (keys << 32) | (BLOCK - 1 - place).to(tl.int64), -0x8000000000000000)
+    packed = tl.sort(packed, descending=True)
+    order = BLOCK - 1 - (packed & (BLOCK - 1)).to(tl.int32)
+    columns = tl.load(columns_ptr + first + order, mask=mask, other=0)
+    tl.store(values_ptr + first + place, tl.load(x_ptr + columns, mask=mask), mask=mask)
+    tl.store(indices_ptr + first + place, columns.to(tl.int64), mask=mask)
+
+
 @kernel("N", "k", "x_row")
 def lone_kernel(
     x_ptr,  # [M, N], rows x_row apart, a multiple of 16 both
     passed_ptr,  # int16 [M, ROOM]
-    values_ptr,  # with VALUES [M, k]
+    values_ptr,  # with VALUES or ORDER [M, k]
     columns_ptr,  # [M, k]: ascending
+    indices_ptr,  # with ORDER int64 [M, k]
     N: tl.int32,
     k: tl.int32,
     x_row: tl.int64,
     LARGEST: tl.constexpr,
     VALUES: tl.constexpr,
+    ORDER: tl.constexpr,  # as of `_row_kernel`
     WHOLE: tl.constexpr,  # N is BLOCK
     BLOCK: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -108,3 +128,6 @@ def lone_kernel(
         walk(
             x_ptr, values_ptr, columns_ptr, first, start, N, low, high, k, k - above, LARGEST, VALUES, 256
         )  # fmt: skip
+    if ORDER:
+        tl.debug_barrier()
+        put_in_order(x_ptr, columns_ptr, values_ptr, indices_ptr, first, k, LARGEST, ORDER)

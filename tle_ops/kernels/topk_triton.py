@@ -36,6 +36,7 @@ from tle_ops.kernels._keys_triton import (
     value_of,
 )
 from tle_ops.kernels._lines_triton import aligned, known, lines
+from tle_ops.kernels._lone_triton import lone_kernel, put_in_order
 from tle_ops.kernels._replay import replayed, scratch
 from tle_ops.kernels._select_triton import append, bisect_row, emit, fill, select_long, tile_of, walk, window, within
 from tle_ops.kernels._triton import INTERPRETED, kernel
@@ -44,6 +45,10 @@ __all__ = ["topk", "topk_gate", "topk_gate_bwd", "topk_selector"]
 
 _SHORT = 1024  # columns that a warp holds: 32 a thread
 _FEW = 16  # elements that a thread sorts
+_LONE = 4096  # columns that a warp reads at once, if there are rows enough: 128 a thread
+_LONE_K = 64  # elements of such a row
+_LONE_REGISTERS = 128  # 16 warps on each multiprocessor
+_FUSED = 256  # elements that the program that selects them also sorts
 _TILE = 16384  # columns that a program holds: 32 a thread of 16 warps
 _SHORTEST = 512  # columns of a program
 _PROGRAMS = 4224  # warps that an H200 holds at once, 32 on each multiprocessor
@@ -80,9 +85,9 @@ def _few_kernel(
         n = j * L + tl.arange(0, L)[None, :]  # [1, L]
         there = n >= 0 if WHOLE else n < known(N, ALIGNED)
         x = tl.load(x_ptr + row * x_row + n, mask=there)
-        keys = keys + (keys_of(x, LARGEST),)
-        columns = columns + (n,)
-        inside = inside + (there,)
+        keys += (keys_of(x, LARGEST),)
+        columns += (n,)
+        inside += (there,)
     chosen = first_columns(keys, columns, inside, K, BLOCK, SORTED, x_ptr.dtype.element_ty)  # K times [ROWS]
 
     place = tl.arange(0, BLOCK_K)[None, :]
@@ -219,8 +224,9 @@ def _row_kernel(
     starts_ptr,  # with STARTS [M]
     ends_ptr,  # with ENDS [M]
     passed_ptr,  # with FILTER int16 [M, ROOM]
-    values_ptr,  # with VALUES [M, k]
+    values_ptr,  # with VALUES or ORDER [M, k]
     columns_ptr,  # [M, k]: ascending, then -1
+    indices_ptr,  # with ORDER int64 [M, k]
     N: tl.int32,
     k: tl.int32,
     x_row: tl.int64,
@@ -228,7 +234,8 @@ def _row_kernel(
     STARTS: tl.constexpr,
     ENDS: tl.constexpr,
     PDL: tl.constexpr,
-    VALUES: tl.constexpr,
+    VALUES: tl.constexpr,  # together with the columns
+    ORDER: tl.constexpr,  # 0, or at least k: the columns are a step on the way to values and indices in order of value
     ALIGNED: tl.constexpr,
     FILTER: tl.constexpr,
     TILE: tl.constexpr,
@@ -297,7 +304,11 @@ def _row_kernel(
         low = tl.min(tl.where(inside, keys, high), 0)
         low, high = bisect(keys, low, high, wanted, wanted)
         emit(x, keys, n, inside, low, high, wanted, values_ptr, columns_ptr, first, VALUES, WIDTH)
-    fill(columns_ptr + first, wanted, k)
+    if ORDER:
+        tl.debug_barrier()
+        put_in_order(x_ptr, columns_ptr, values_ptr, indices_ptr, first, k, LARGEST, ORDER)
+    else:
+        fill(columns_ptr + first, wanted, k)
 
 
 @triton.jit
@@ -349,18 +360,7 @@ def _order_kernel(
     if PDL:
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * x_row
-    place = tl.arange(0, BLOCK)
-    mask = place < k
-    columns = tl.load(columns_ptr + row * k + place, mask=mask, other=0)
-    keys = keys_of(tl.load(x_ptr + columns, mask=mask, other=0), LARGEST).to(tl.int64)
-    # The columns ascend, so the place breaks ties. Lanes without an element are the least of all.
-    packed = tl.where(mask, (keys << 32) | (BLOCK - 1 - place).to(tl.int64), -0x8000000000000000)
-    packed = tl.sort(packed, descending=True)
-    order = BLOCK - 1 - (packed & (BLOCK - 1)).to(tl.int32)
-    columns = tl.load(columns_ptr + row * k + order, mask=mask, other=0)
-    tl.store(values_ptr + row * k + place, tl.load(x_ptr + columns, mask=mask), mask=mask)
-    tl.store(indices_ptr + row * k + place, columns.to(tl.int64), mask=mask)
+    put_in_order(x_ptr + row * x_row, columns_ptr, values_ptr, indices_ptr, row * k, k, LARGEST, BLOCK)
 
 
 # --- launchers -------------------------------------------------------------------------------------------------------
@@ -408,6 +408,9 @@ def _topk_rows(x: Tensor, k: int, largest: bool, sorted: bool, values: Tensor, i
         values.view(M, k).view(kind).copy_(x.contiguous().view(kind).gather(-1, order))  # bit for bit, NaNs too
     elif sorted:
         (columns,) = scratch(x.device, (M * k, torch.int32))
+        if N <= _tile(x) and k <= _FUSED:
+            _select(x, M, N, pitch, k, largest, None, None, values, columns, indices)
+            return
         _select(x, M, N, pitch, k, largest, None, None, None, columns)
         constants = (largest, not INTERPRETED, max(triton.next_power_of_2(k), 32))
         warps = 4 if k <= 1024 else 8
@@ -425,6 +428,11 @@ def _sortable(x: Tensor) -> Tensor:
     return keys.masked_fill(bits == -(2**31), 0).masked_fill(x.isnan(), 2**31 - 1)
 
 
+def _tile(x: Tensor) -> int:
+    """Columns that a program holds."""
+    return _TILE // 2 if x.dtype == torch.int64 else _TILE
+
+
 def _select(
     x: Tensor,
     M: int,
@@ -436,9 +444,9 @@ def _select(
     ends: Tensor | None,
     values: Tensor | None,  # [M, k]
     columns: Tensor,  # [M, k]: receives the columns of the first k, ascending, then -1
+    indices: Tensor | None = None,  # int64 [M, k]: receives them, with the values, in order of value
 ) -> None:
-    tile = _TILE // 2 if x.dtype == torch.int64 else _TILE
-    if tile < N:
+    if _tile(x) < N:
         select_long(x, M, N, pitch, k, largest, starts, ends, values, columns)
         return
     block = max(triton.next_power_of_2(N), _SHORTEST)
@@ -447,14 +455,25 @@ def _select(
     warps = max(triton.next_power_of_2(_PROGRAMS // M), 2 if filtered else block // 1024)
     warps = min(warps, block // 512, 16)
     room = groups // 2 if filtered else block
+    alone = warps <= 2 and 16 * groups <= 4 * block <= 4 * _LONE and groups <= 4 * _LONE_K and x.dtype != torch.int64
+    order = 0 if indices is None else max(triton.next_power_of_2(k), 32)
+    pair = values is not None and indices is None
+    out = (columns if values is None else values, columns, columns if indices is None else indices)
+    if alone and starts is None and ends is None and aligned(N, pitch):
+        (passed,) = scratch(x.device, (M * room, torch.int16))
+        constants = (largest, pair, order, block == N, block, groups, room, 16 // x.dtype.itemsize)
+        lone_kernel(M, (x, passed, *out), (N, k, pitch), constants, num_warps=1, maxnreg=_LONE_REGISTERS)
+        return
     (passed,) = scratch(x.device, (M * room if filtered else 0, torch.int16))
     windows = (starts is not None, ends is not None)
     tile = max(512 * warps, groups)
     sizes = (tile, groups, room, 16 // x.dtype.itemsize, not any(windows) and N % tile == 0)
-    constants = (largest, *windows, not INTERPRETED, values is not None, aligned(N, pitch), filtered, *sizes)
-    tensors = (x, *(passed if t is None else t for t in (starts, ends)), passed, columns if values is None else values)
-    registers = 64 if warps <= 2 and x.dtype.itemsize <= 4 else None  # of which twice as many warps run at once
-    _row_kernel(M, (*tensors, columns), (N, k, pitch), constants, num_warps=warps, maxnreg=registers)
+    constants = (largest, *windows, not INTERPRETED, pair, order, aligned(N, pitch), filtered, *sizes)
+    tensors = (x, *(passed if t is None else t for t in (starts, ends)), passed, *out)
+    registers = (
+        64 if filtered and warps <= 2 and x.dtype.itemsize <= 4 else None
+    )  # of which twice as many warps run at once
+    _row_kernel(M, tensors, (N, k, pitch), constants, num_warps=warps, maxnreg=registers)
 
 
 @replayed
