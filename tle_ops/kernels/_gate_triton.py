@@ -13,7 +13,6 @@ from tle_ops.kernels._lines_triton import aligned, known, lines
 from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._triton import kernel
 
-
 _SHORT, _FEW = 1024, 16  # experts of a row and chosen ones that are sorted in lists
 
 

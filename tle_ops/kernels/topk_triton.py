@@ -389,7 +389,7 @@ def _topk_rows(x: Tensor, k: int, largest: bool, sorted: bool, values: Tensor, i
         block = max(triton.next_power_of_2(N), 32)
         rows = max(1, 512 // block)
         wide = x.dtype == torch.int64
-        constants = (k, largest, sorted, aligned(N, pitch), *(() if wide else (N == block,)))
+        constants = (k, largest, sorted, aligned(N, pitch), *(() if wide else (block == N,)))
         kernel = _rounds_kernel if wide else _few_kernel
         constants += (rows, block, triton.next_power_of_2(k))
         kernel(triton.cdiv(M, rows), (x, values, indices), (M, N, pitch), constants, num_warps=1)
@@ -408,7 +408,7 @@ def _topk_rows(x: Tensor, k: int, largest: bool, sorted: bool, values: Tensor, i
         values.view(M, k).view(kind).copy_(x.contiguous().view(kind).gather(-1, order))  # bit for bit, NaNs too
     elif sorted:
         (columns,) = scratch(x.device, (M * k, torch.int32))
-        if N <= _tile(x) and k <= _FUSED:
+        if _tile(x) >= N and k <= _FUSED:
             _select(x, M, N, pitch, k, largest, None, None, values, columns, indices)
             return
         _select(x, M, N, pitch, k, largest, None, None, None, columns)
