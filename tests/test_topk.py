@@ -199,12 +199,26 @@ def test_short_rows_in_lists(kind):
     apart; keys that differ in the bits that columns replace."""
     from tle_ops.kernels import topk_triton
 
-    for i, (M, N, k, dtype) in enumerate(((5, 128, 8, F32), (3, 45, 3, BF16), (2, 256, 16, F32), (33, 31, 1, F32))):
+    for i, (M, N, k, dtype) in enumerate(((5, 128, 8, F32), (3, 45, 3, F32), (2, 256, 16, BF16), (33, 31, 1, F32))):
         x = scores(kind, (M, N + 3), dtype, i)[:, :N]
         for largest in (True, False):
             values, indices = topk_triton.topk(x.to(KERNEL_DEVICE), k, -1, largest, i % 2 == 0)
             want = stable_order(x, largest)[:, :k]
             want = want if i % 2 == 0 else want.sort(-1).values
+            assert_same_bits(indices, want)
+            assert raw_bits(values).equal(raw_bits(x).gather(-1, want))
+
+
+def test_least_keys_in_lists():
+    """Those that are not there, and those that are taken, must not be mistaken for the least integers and for NaNs."""
+    from tle_ops.kernels import topk_triton
+
+    for N in (32, 40):
+        least = torch.randint(-(2**31), -(2**31) + 100, (9, N), dtype=torch.int32)
+        nan = torch.full((9, N), torch.nan)
+        for x, largest in ((least, True), (~least, False), (nan, False)):
+            values, indices = topk_triton.topk(x.to(KERNEL_DEVICE), 7, -1, largest, True)
+            want = stable_order(x, largest)[:, :7]
             assert_same_bits(indices, want)
             assert raw_bits(values).equal(raw_bits(x).gather(-1, want))
 
@@ -223,14 +237,21 @@ def test_rows_of_one_warp(kind, monkeypatch):
         assert raw_bits(values).equal(raw_bits(x).gather(-1, want))
 
 
+LISTS = ((2000, 128, 8), (999, 256, 8), (64, 1000, 16), (300, 60, 5))  # rows, columns, k
+ONE_WARP = ((1500, 4096, 64), (1500, 1040, 20))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("sorted", [True, False])
-@pytest.mark.parametrize("dtype", [F32, BF16, F16, torch.int32, torch.int64, torch.uint8])
-def test_short_rows_on_gpu(dtype, sorted):
-    """Every dtype of the lists and of the rounds, and enough rows for those of one warp."""
-    for i, (M, N, k) in enumerate(
-        ((2000, 128, 8), (999, 256, 8), (64, 1000, 16), (300, 60, 5), (1500, 4096, 64), (1500, 1040, 20))
-    ):
+@pytest.mark.parametrize(
+    "dtype, shapes",
+    [(F32, LISTS + ONE_WARP), (torch.int32, LISTS[1:] + ONE_WARP[1:]), (BF16, LISTS[:1] + ONE_WARP[:1])]
+    + [(dtype, LISTS[3:]) for dtype in (F16, torch.int64, torch.uint8)],
+    ids=str,
+)
+def test_short_rows_on_gpu(dtype, shapes, sorted):
+    """Of every kind at once, many rows."""
+    for i, (M, N, k) in enumerate(shapes):
         largest = i % 2 == 0
         x = torch.cat([scores(kind, (-(-M // len(KINDS)), N), dtype, i, "cuda") for kind in KINDS])
         values, indices = tle_ops.topk(x, k, largest=largest, sorted=sorted)

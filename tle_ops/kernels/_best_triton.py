@@ -130,17 +130,42 @@ def _quickly(keys, n, inside, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _exactly(keys, n, inside, BLOCK: tl.constexpr):
-    """What falls as the columns rise, of the first elements by their whole keys: twice as many bits."""
-    t = ()
-    for j in tl.static_range(len(keys)):
-        whole = (keys[j].to(tl.int64) << 32) | (BLOCK - 1 - n[j])
-        t += (tl.where(inside[j], whole, least(tl.int64)),)
-    first = first_of(t)
-    top = ()
-    for j in tl.static_range(len(keys)):
-        top += (first[j].to(tl.int32),)
-    return top
+def _settled(t, keys, inside, top, undecided, K: tl.constexpr, BLOCK: tl.constexpr):
+    """`top` of the tiles `t`, with those elements that are `undecided` (K flags [ROWS]) taken one by one, by all of
+    their key, from those that have the same upper bits. Only the columns in the lowest bits are right then."""
+    lower = ()  # bits of the key, and what falls as the columns rise; -1 of what is not there or taken
+    for j in tl.static_range(len(t)):
+        below = ((keys[j] & (BLOCK - 1)) << log2(BLOCK)) | (t[j] & (BLOCK - 1))
+        lower += (tl.where(inside[j], below, -1),)
+    ROWS: tl.constexpr = t[0].shape[0]
+    place = tl.arange(0, len(t))[None, :]
+    order = tl.zeros((ROWS, len(t)), tl.int32)
+    waiting = tl.zeros((ROWS, len(t)), tl.int32)
+    for j in tl.static_range(K):
+        order = tl.where(place == j, top[j][:, None], order)
+        waiting = tl.where(place == j, undecided[j].to(tl.int32)[:, None], waiting)
+    for j in range(0, K):
+        if tl.max(tl.max(tl.where(place == j, waiting, 0), 1), 0) > 0:
+            best, lower = _take(t, lower, tl.sum(tl.where(place == j, order, 0), 1), BLOCK)
+            order = tl.where(place == j, best[:, None], order)
+    settled = ()
+    for j in tl.static_range(K):
+        settled += (tl.sum(tl.where(place == j, order, 0), 1),)
+    return settled
+
+
+@triton.jit
+def _take(t, lower, level, BLOCK: tl.constexpr):
+    """Of the elements whose upper bits are those of `level`, the first one's lower bits; those of the others."""
+    best = tl.full(t[0].shape, -1, tl.int32)
+    for j in tl.static_range(len(t)):
+        best = tl.maximum(best, tl.where(((t[j] ^ level[:, None]) & -BLOCK) == 0, lower[j], -1))
+    best = tl.max(best, 1)
+    others = ()
+    for j in tl.static_range(len(t)):
+        taken = (((t[j] ^ level[:, None]) & -BLOCK) == 0) & (lower[j] == best[:, None])
+        others += (tl.where(taken, -1, lower[j]),)
+    return best, others
 
 
 @triton.jit
@@ -148,17 +173,26 @@ def first_columns(keys, n, inside, K: tl.constexpr, BLOCK: tl.constexpr, ORDERED
     """Of keys of DTYPE in tiles [ROWS, L], and of their columns `n` below BLOCK, of which those `inside` are there:
     the columns of the first K by (key, column) of each row, a tuple of tensors [ROWS]. If not ORDERED, in any order."""
     t = _quickly(keys, n, inside, BLOCK, DTYPE)
-    top = first_of(t)
+    top = first_of(t)[:K]
     if not exact(DTYPE):
-        last = top[K - 1][:, None]
-        doubt = tl.zeros(t[0].shape, tl.int1)  # whether what was cut off would have mattered
+        last = top[K - 1]
+        cut = tl.zeros(t[0].shape, tl.int1)  # whether what was cut off would have mattered
         for j in tl.static_range(len(t)):
-            doubt = doubt | ((t[j] >= (last & -BLOCK)) & (t[j] < last))
-        if ORDERED:
-            for j in tl.static_range(K - 1):
-                doubt = doubt | (((top[j] ^ top[j + 1]) & -BLOCK) == 0)[:, None]
-        if tl.max(tl.max(doubt.to(tl.int32), 1), 0) > 0:
-            top = _exactly(keys, n, inside, BLOCK)
+            cut = cut | ((t[j] >= (last & -BLOCK)[:, None]) & (t[j] < last[:, None]))
+        cut = tl.max(cut.to(tl.int32), 1) > 0
+        doubt = cut
+        undecided = ()
+        for j in tl.static_range(K):
+            level = cut & ((top[j] & -BLOCK) == (last & -BLOCK))
+            if ORDERED:
+                if j > 0:
+                    level = level | (((top[j] ^ top[j - 1]) & -BLOCK) == 0)
+                if j < K - 1:
+                    level = level | (((top[j] ^ top[j + 1]) & -BLOCK) == 0)
+                doubt = doubt | level
+            undecided += (level,)
+        if tl.max(doubt.to(tl.int32), 0) > 0:
+            top = _settled(t, keys, inside, top, undecided, K, BLOCK)
     columns = ()
     for j in tl.static_range(K):
         columns += (BLOCK - 1 - (top[j] & (BLOCK - 1)),)

@@ -145,7 +145,7 @@ def _work_out(launcher: Callable, args: tuple, replays: dict[tuple, _Replay]) ->
     replays[tuple(key)] = _Replay(
         [(tuple(t.shape), t.stride(), t.dtype) for t in outputs],
         isinstance(result, Tensor),
-        whole,
+        max(whole, 1) if pieces else 0,
         _fire(launches, position, device),
     )
     return result

@@ -387,12 +387,12 @@ def _topk_rows(x: Tensor, k: int, largest: bool, sorted: bool, values: Tensor, i
     x, M, N, pitch = lines(x)
     if N <= _SHORT and k <= _FEW:
         block = max(triton.next_power_of_2(N), 32)
-        rows = max(1, 512 // block)
         wide = x.dtype == torch.int64
+        rows, warps = _few_rows(block) if not wide else (max(1, 512 // block), 1)
         constants = (k, largest, sorted, aligned(N, pitch), *(() if wide else (block == N,)))
         kernel = _rounds_kernel if wide else _few_kernel
         constants += (rows, block, triton.next_power_of_2(k))
-        kernel(triton.cdiv(M, rows), (x, values, indices), (M, N, pitch), constants, num_warps=1)
+        kernel(triton.cdiv(M, rows), (x, values, indices), (M, N, pitch), constants, num_warps=warps)
     elif N <= _SHORT and not sorted:
         block = max(triton.next_power_of_2(N), 32)
         rows = max(1, 512 // block)
@@ -417,6 +417,11 @@ def _topk_rows(x: Tensor, k: int, largest: bool, sorted: bool, values: Tensor, i
         _order_kernel(M, (x, columns, values, indices), (k, pitch), constants, num_warps=warps, pdl=not INTERPRETED)
     else:
         _select(x, M, N, pitch, k, largest, None, None, values, indices)
+
+
+def _few_rows(block: int) -> tuple[int, int]:
+    """Rows of a program that sorts lists, and warps: 16 elements a thread, or 32 if those fill 128-bit loads."""
+    return (4, 1) if block == 256 else (max(1, 512 // block), 1)
 
 
 def _sortable(x: Tensor) -> Tensor:
