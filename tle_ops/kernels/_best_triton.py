@@ -145,9 +145,11 @@ def _settled(t, keys, inside, top, undecided, K: tl.constexpr, BLOCK: tl.constex
         order = tl.where(place == j, top[j][:, None], order)
         waiting = tl.where(place == j, undecided[j].to(tl.int32)[:, None], waiting)
     for j in range(0, K):
-        if tl.max(tl.max(tl.where(place == j, waiting, 0), 1), 0) > 0:
-            best, lower = _take(t, lower, tl.sum(tl.where(place == j, order, 0), 1), BLOCK)
-            order = tl.where(place == j, best[:, None], order)
+        here = (place == j) & (waiting > 0)
+        rows = tl.max(here.to(tl.int32), 1)  # [ROWS]: of the others no element may be taken
+        if tl.max(rows, 0) > 0:
+            best, lower = _take(t, lower, tl.sum(tl.where(here, order, 0), 1), rows > 0, BLOCK)
+            order = tl.where(here, best[:, None], order)
     settled = ()
     for j in tl.static_range(K):
         settled += (tl.sum(tl.where(place == j, order, 0), 1),)
@@ -155,16 +157,18 @@ def _settled(t, keys, inside, top, undecided, K: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
-def _take(t, lower, level, BLOCK: tl.constexpr):
-    """Of the elements whose upper bits are those of `level`, the first one's lower bits; those of the others."""
+def _take(t, lower, level, rows, BLOCK: tl.constexpr):
+    """In those `rows`, of the elements whose upper bits are those of `level`, the first one's lower bits; those of the
+    others."""
+    same = ()
     best = tl.full(t[0].shape, -1, tl.int32)
     for j in tl.static_range(len(t)):
-        best = tl.maximum(best, tl.where(((t[j] ^ level[:, None]) & -BLOCK) == 0, lower[j], -1))
+        same += ((((t[j] ^ level[:, None]) & -BLOCK) == 0) & rows[:, None],)
+        best = tl.maximum(best, tl.where(same[j], lower[j], -1))
     best = tl.max(best, 1)
     others = ()
     for j in tl.static_range(len(t)):
-        taken = (((t[j] ^ level[:, None]) & -BLOCK) == 0) & (lower[j] == best[:, None])
-        others += (tl.where(taken, -1, lower[j]),)
+        others += (tl.where(same[j] & (lower[j] == best[:, None]), -1, lower[j]),)
     return best, others
 
 
