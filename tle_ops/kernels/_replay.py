@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+_PLAIN = frozenset((int, bool, float, str, type(None), torch.dtype))  # no tensors: `isinstance` takes ten times as long
 MOST = 4096  # remembered calls of one op: every new row count is one
 STREAM = object()  # stands for the current stream among the arguments of a launch
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)  # the second in builds for the CPU
@@ -78,7 +79,8 @@ def replayed(launcher: Callable) -> Callable:
         tensors = []
         pointers = []
         for a in args:
-            if isinstance(a, Tensor):
+            kind = type(a)
+            if kind is Tensor or (kind not in _PLAIN and isinstance(a, Tensor)):
                 pointer = a.data_ptr()
                 tensors.append(a)
                 pointers.append(pointer)
