@@ -388,7 +388,7 @@ def _topk_rows(x: Tensor, k: int, largest: bool, sorted: bool, values: Tensor, i
     if N <= _SHORT and k <= _FEW:
         block = max(triton.next_power_of_2(N), 32)
         wide = x.dtype == torch.int64
-        rows, warps = _few_rows(block) if not wide else (max(1, 512 // block), 1)
+        rows, warps = _few_rows(block, sorted) if not wide else (max(1, 512 // block), 1)
         constants = (k, largest, sorted, aligned(N, pitch), *(() if wide else (block == N,)))
         kernel = _rounds_kernel if wide else _few_kernel
         constants += (rows, block, triton.next_power_of_2(k))
@@ -419,9 +419,10 @@ def _topk_rows(x: Tensor, k: int, largest: bool, sorted: bool, values: Tensor, i
         _select(x, M, N, pitch, k, largest, None, None, values, indices)
 
 
-def _few_rows(block: int) -> tuple[int, int]:
-    """Rows of a program that sorts lists, and warps: 16 elements a thread, or 32 if those fill 128-bit loads."""
-    return (4, 1) if block == 256 else (max(1, 512 // block), 1)
+def _few_rows(block: int, sorted: bool) -> tuple[int, int]:
+    """Rows of a program that sorts lists, and warps: 16 elements a thread, or 32 of which 4 are loaded at once. Where
+    the order counts as well, more of it has to be settled, and a warp waits for its slowest row."""
+    return (4, 1) if block == 256 and not sorted else (max(1, 512 // block), 1)
 
 
 def _sortable(x: Tensor) -> Tensor:
