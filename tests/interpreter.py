@@ -1,8 +1,9 @@
 """Makes Triton's interpreter compute what the GPU computes. `install()` before a kernel runs.
 
 As shipped (3.6 to 3.9) it truncates float32 -> bfloat16, loses the carry of float32 -> float8 at binade borders, wraps
-on overflow, turns a NaN into a number, and computes `tl.fma` with two roundings. Installed: nearest even, float8
-saturates (infinities too, as cvt.rn.satfinite does) and keeps NaN as 0x7F, fma rounds once.
+on overflow, turns a NaN into a number, computes `tl.fma` with two roundings, and lets NaNs through `tl.minimum` and
+`tl.maximum`. Installed: nearest even, float8 saturates (infinities too, as cvt.rn.satfinite does) and keeps NaN as
+0x7F, fma rounds once, of a NaN and a number the number is the minimum.
 """
 
 import numpy as np
@@ -60,4 +61,7 @@ def _create_fma(self, x, y, z):
 
 def install() -> None:
     interpreter._convert_float = _convert_float
-    interpreter.InterpreterBuilder.create_fma = _create_fma
+    builder = interpreter.InterpreterBuilder
+    builder.create_fma = _create_fma
+    builder.create_minnumf = lambda self, x, y: self.binary_op(x, y, np.fmin)
+    builder.create_maxnumf = lambda self, x, y: self.binary_op(x, y, np.fmax)

@@ -35,8 +35,8 @@ def check_room() -> None:
     from tle_ops.kernels import topk_triton as t
 
     for dtype in (F32, I32):
-        constants = (True, True, True, True, False, False, True, 512, 128, 64, 4, False)
-        ptx, _ = build(t._row_kernel, (dtype, I32, I32, I16, dtype, I32), constants, 1)
+        constants = (True, True, True, True, False, 0, False, True, 512, 128, 64, 4, False)
+        ptx, _ = build(t._row_kernel, (dtype, I32, I32, I16, dtype, I32, I64), constants, 1)
         assert len(set(bounds(ptx))) == len(bounds(ptx)) == 16
         for chunks, warps in ((1, 1), (8, 8)):
             ptx, _ = build(s._filter_kernel, filter_pointers(dtype), filter_constants(4, chunks, warps, 128), warps)
@@ -71,12 +71,14 @@ def check_scans() -> None:
                 # The one value that does not fit in the registers that 4096 columns leave, of reversed float sums.
                 most = 4 if reverse and dtype == F32 and not one_tile else 0
                 assert int(re.search(r"(\d+) bytes spill stores", log).group(1)) <= most, constants
-        constants = (False, acc, False, True, s._CHAIN_TILE, s._LANES, True)
-        ptx, log = build(s._cumsum_chain_kernel, (dtype, dtype, dtype, I64), constants, 8, 64)
-        assert 128 in accesses(ptx, "ld") & accesses(ptx, "st")
-        assert int(re.search(r"(\d+) bytes spill stores", log).group(1)) <= 8  # at 64 registers, measured the fastest
-        assert "ld.volatile.global" in ptx  # or a program would wait for what it cannot see
-        assert "griddepcontrol.wait" in ptx
+        for reverse in (False, True):
+            constants = (reverse, acc, False, True, s._CHAIN_TILE, s._LANES, True)
+            ptx, log = build(s._cumsum_chain_kernel, (dtype, dtype, dtype, I64), constants, 8, 64)
+            assert 128 in accesses(ptx, "ld") & accesses(ptx, "st")
+            spilled = int(re.search(r"(\d+) bytes spill stores", log).group(1))
+            assert spilled <= 8  # at 64 registers, measured the fastest
+            assert "ld.volatile.global" in ptx  # or a program would wait for what it cannot see
+            assert "griddepcontrol.wait" in ptx
         constants = (False, True, s._TILE, s._BRIEF, True)
         ptx, log = build(s._cumsum_tiles_kernel, (dtype, dtype, dtype, dtype), constants, 8)
         assert 128 in accesses(ptx, "ld") & accesses(ptx, "st")
@@ -87,11 +89,23 @@ def check_scans() -> None:
 def check_short_rows() -> None:
     from tle_ops.kernels import _gate_triton as g
     from tle_ops.kernels import topk_triton as t
+    from tle_ops.kernels._lone_triton import lone_kernel
 
     for dtype in (F32, BF16):
         wide = 16 // dtype.itemsize
-        ptx, log = build(t._rounds_kernel, (dtype, dtype, I64), (8, True, True, True, 2, 256, 8), 1)
-        assert "redux.sync" in ptx
+        for sorted in (True, False):
+            for block, side_by_side in ((128, 2), (256, 2 if sorted else 4)):  # columns that a thread loads at once
+                constants = (8, True, sorted, True, True, t._few_rows(block, sorted)[0], block, 8)
+                ptx, log = build(t._few_kernel, (dtype, dtype, I64), constants, 1)
+                assert max(accesses(ptx, "ld")) == 8 * dtype.itemsize * side_by_side
+                assert " 0 bytes spill stores" in log
+        for order in (0, 64):
+            constants = (True, not order, order, True, 4096, 256, 128, wide)
+            ptx, log = build(lone_kernel, (dtype, I16, dtype, I32 if order else I64, I64), constants, 1, 128)
+            assert 128 in accesses(ptx, "ld")
+            assert int(re.search(r"(\d+) bytes spill stores", log).group(1)) <= 8
+        ptx, log = build(g._gate_few_kernel, (dtype, F32, F32, I32), (8, True, False, True, True, 2, 256, 8), 1)
+        assert "bar.sync" not in ptx
         assert " 0 bytes spill stores" in log
         constants = (8, True, False, 1, 1, True, 2, 1, 256, 8)
         ptx, log = build(g._gate_kernel, (dtype, F32, F32, I32), constants, 1)
@@ -102,8 +116,8 @@ def check_short_rows() -> None:
         assert "bar.sync" not in ptx
         assert " 0 bytes spill stores" in log
         for filtered, sizes in ((True, (512, 256, 128)), (False, (512, 128, 512))):
-            constants = (True, False, False, True, True, True, filtered, *sizes, wide, False)
-            ptx, log = build(t._row_kernel, (dtype, I32, I32, I16, dtype, I64), constants, 1)
+            constants = (True, False, False, True, True, 0, True, filtered, *sizes, wide, False)
+            ptx, log = build(t._row_kernel, (dtype, I32, I32, I16, dtype, I64, I64), constants, 1)
             assert 128 in accesses(ptx, "ld"), constants
             assert " 0 bytes spill stores" in log, constants
 

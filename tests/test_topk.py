@@ -204,6 +204,74 @@ def test_kernels_on_every_route(small_kernels, kind, dtype):
         check_selector(small_kernels.topk_selector, KERNEL_DEVICE, problem, 1.5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_short_rows_in_lists(kind):
+    """Threads that sort a few columns each: whole and padded rows, of which the last program has too few, and rows
+    apart; keys that differ in the bits that columns replace."""
+    from tle_ops.kernels import topk_triton
+
+    for i, (M, N, k, dtype) in enumerate(((5, 128, 8, F32), (3, 45, 3, F32), (2, 256, 16, BF16), (33, 31, 1, F32))):
+        x = scores(kind, (M, N + 3), dtype, i)[:, :N]
+        for largest in (True, False):
+            values, indices = topk_triton.topk(x.to(KERNEL_DEVICE), k, -1, largest, i % 2 == 0)
+            want = stable_order(x, largest)[:, :k]
+            want = want if i % 2 == 0 else want.sort(-1).values
+            assert_same_bits(indices, want)
+            assert raw_bits(values).equal(raw_bits(x).gather(-1, want))
+
+
+def test_least_keys_in_lists():
+    """Those that are not there, and those that are taken, must not be mistaken for the least integers and for NaNs."""
+    from tle_ops.kernels import topk_triton
+
+    for N in (32, 40):
+        least = torch.randint(-(2**31), -(2**31) + 100, (9, N), dtype=torch.int32)
+        nan = torch.full((9, N), torch.nan)
+        for x, largest in ((least, True), (~least, False), (nan, False)):
+            values, indices = topk_triton.topk(x.to(KERNEL_DEVICE), 7, -1, largest, True)
+            want = stable_order(x, largest)[:, :7]
+            assert_same_bits(indices, want)
+            assert raw_bits(values).equal(raw_bits(x).gather(-1, want))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_one_warp(kind, monkeypatch):
+    from tle_ops.kernels import topk_triton
+
+    monkeypatch.setattr(topk_triton, "_SHORT", 64)
+    for N, k, largest, sorted, dtype in ((512, 13, True, False, F32), (480, 32, False, True, BF16)):
+        x = scores(kind, (2, N), dtype, k)
+        values, indices = topk_triton.topk(x.to(KERNEL_DEVICE), k, -1, largest, sorted)
+        want = stable_order(x, largest)[:, :k]
+        want = want if sorted else want.sort(-1).values
+        assert_same_bits(indices, want)
+        assert raw_bits(values).equal(raw_bits(x).gather(-1, want))
+
+
+LISTS = ((2000, 128, 8), (999, 256, 8), (64, 1000, 16), (300, 60, 5))  # rows, columns, k
+ONE_WARP = ((1500, 4096, 64), (1500, 1040, 20))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sorted", [True, False])
+@pytest.mark.parametrize(
+    "dtype, shapes",
+    [(F32, LISTS + ONE_WARP), (torch.int32, LISTS[1:] + ONE_WARP[1:]), (BF16, LISTS[:1] + ONE_WARP[:1])]
+    + [(dtype, LISTS[3:]) for dtype in (F16, torch.int64, torch.uint8)],
+    ids=str,
+)
+def test_short_rows_on_gpu(dtype, shapes, sorted):
+    """Of every kind at once, many rows."""
+    for i, (M, N, k) in enumerate(shapes):
+        largest = i % 2 == 0
+        x = torch.cat([scores(kind, (-(-M // len(KINDS)), N), dtype, i, "cuda") for kind in KINDS])
+        values, indices = tle_ops.topk(x, k, largest=largest, sorted=sorted)
+        want = sorted_columns(x, largest)[:, :k]
+        want = want if sorted else want.sort(-1).values
+        assert indices.equal(want), (M, N, k)
+        assert bits_of(values).equal(bits_of(x).gather(-1, want)), (M, N, k)
+
+
 def sampled_columns(N: int, plan, run: int) -> np.ndarray:
     """Where `_bound_kernel` looks, that is, where an adversary puts what misleads it."""
     samples = plan.sample * plan.members // run

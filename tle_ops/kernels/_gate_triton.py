@@ -7,10 +7,13 @@ import triton.language as tl
 from torch import Tensor
 
 from tle_ops import _meta
+from tle_ops.kernels._best_triton import first_columns
 from tle_ops.kernels._keys_triton import NOWHERE, keys_of, least, take, value_of
-from tle_ops.kernels._lines_triton import lines
+from tle_ops.kernels._lines_triton import aligned, known, lines
 from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._triton import kernel
+
+_SHORT, _FEW = 1024, 16  # experts of a row and chosen ones that are sorted in lists
 
 
 @triton.jit
@@ -118,6 +121,76 @@ def _gate_kernel(
     tl.store(indices_ptr + row * K + place, chosen, mask=mask)
 
 
+@kernel("M", "E", "pitch", "bias_step", "scale")
+def _gate_few_kernel(
+    logits_ptr,  # [M, E], rows pitch apart
+    bias_ptr,  # with BIAS [E], bias_step apart
+    weights_ptr,  # float32 [M, K]
+    indices_ptr,  # int32 [M, K]
+    M: tl.int64,
+    E: tl.int32,
+    pitch: tl.int64,
+    bias_step: tl.int64,
+    scale: tl.float32,
+    K: tl.constexpr,
+    SOFTMAX: tl.constexpr,
+    BIAS: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """`_gate_kernel` without groups: the experts in BLOCK_K tiles, as `first_columns` takes them."""
+    L: tl.constexpr = BLOCK // BLOCK_K
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    row = tl.minimum(tl.arange(0, ROWS)[:, None], M - 1 - first).to(tl.int32)
+    logits_ptr += first * known(pitch, ALIGNED)
+    experts = ()
+    inside = ()
+    logits = ()
+    for j in tl.static_range(BLOCK_K):
+        expert = j * L + tl.arange(0, L)[None, :]  # [1, L]
+        there = expert < known(E, ALIGNED)
+        x = tl.load(logits_ptr + row * known(pitch, ALIGNED) + expert, mask=there, other=float("-inf"))
+        experts += (expert,)
+        inside += (there,)
+        logits += (x.to(tl.float32),)
+    top = tl.zeros((ROWS, 1), tl.float32)
+    total = tl.zeros((ROWS, 1), tl.float32)
+    if SOFTMAX:
+        x = logits[0]
+        for j in tl.static_range(1, BLOCK_K):
+            x = tl.maximum(x, logits[j])
+        top = tl.max(x, 1)[:, None]
+        x = tl.zeros((ROWS, L), tl.float32)
+        for j in tl.static_range(BLOCK_K):
+            x += tl.where(inside[j], _exp(logits[j] - top), 0.0)
+        total = tl.sum(x, 1)[:, None]
+    keys = ()
+    for j in tl.static_range(BLOCK_K):
+        if BIAS:
+            bias = tl.load(bias_ptr + experts[j] * bias_step, mask=inside[j], other=0).to(tl.float32)
+            keys += (keys_of(_score(logits[j], top, total, SOFTMAX) + bias, True),)
+        else:
+            keys += (keys_of(logits[j], True),)
+    KIND: tl.constexpr = tl.float32 if BIAS else logits_ptr.dtype.element_ty
+    chosen = first_columns(keys, experts, inside, K, BLOCK, True, KIND)
+
+    place = tl.arange(0, BLOCK_K)[None, :]
+    n = tl.zeros((ROWS, BLOCK_K), tl.int32)
+    for j in tl.static_range(K):
+        n = tl.where(place == j, chosen[j][:, None], n)
+    mask = (first + tl.arange(0, ROWS)[:, None] < M) & (place < K)
+    x = tl.load(logits_ptr + row * known(pitch, ALIGNED) + n, mask=mask, other=0).to(tl.float32)
+    weights = tl.where(mask, _score(x, top, total, SOFTMAX), 0.0)
+    if RENORMALIZE:
+        weights = tl.div_rn(weights, tl.sum(weights, 1)[:, None] + 1e-20 + tl.zeros_like(weights))
+    at = first * K + tl.arange(0, ROWS)[:, None] * K + place
+    tl.store(weights_ptr + at, weights * scale, mask=mask)
+    tl.store(indices_ptr + at, n, mask=mask)
+
+
 @kernel("M", "E", "pitch", "scale")
 def _gate_bwd_kernel(
     dweights_ptr,  # [M, K]
@@ -183,6 +256,15 @@ def topk_gate(
     if weights.numel() == 0:
         return weights, indices
     x, M, E, pitch = lines(logits)
+    if topk_groups == num_groups and k <= _FEW and E <= _SHORT:
+        block, block_k = max(triton.next_power_of_2(E), 32), triton.next_power_of_2(k)
+        constants = (k, scoring == "softmax", bias is not None, renormalize, aligned(E, pitch))
+        rows, warps = _router_rows(block)
+        tensors = (x, x if bias is None else bias, weights, indices)
+        scalars = (M, E, pitch, 0 if bias is None else bias.stride(0), scale)
+        constants += (rows, block, block_k)
+        _gate_few_kernel(triton.cdiv(M, rows), tensors, scalars, constants, num_warps=warps)
+        return weights, indices
     size = E // num_groups
     block_g, block_s = triton.next_power_of_2(num_groups), triton.next_power_of_2(size)
     block_s = max(block_s, 32 // block_g)  # at least a lane for every thread

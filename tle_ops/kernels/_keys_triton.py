@@ -5,17 +5,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tle_ops.kernels._triton import INTERPRETED
+
+_INTERPRETED = tl.constexpr(INTERPRETED)
 NOWHERE = tl.constexpr(2**31 - 1)  # a column beyond every row
 
 
 @triton.jit
 def keys_of(x, LARGEST: tl.constexpr):
     """Signed integers in the order of the values, or inverted: every NaN the greatest, -0.0 equal to 0.0."""
-    if x.dtype.is_floating():
+    if x.dtype.is_floating() and _INTERPRETED:
         bits = x.to(tl.float32).to(tl.int32, bitcast=True)
         keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # of negative numbers the greater magnitude is less
         keys = tl.where(bits == -0x80000000, 0, keys)
         keys = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFFFFFF, keys)
+    elif x.dtype.is_floating():
+        # The same in three instructions in place of seven. A sum that is NaN has the bits 0x7FFFFFFF whatever was
+        # added, and -0.0 + 0.0 is 0.0. Of an arithmetic shift and a mask LLVM would make a selection.
+        bits = (x.to(tl.float32) + 0.0).to(tl.int32, bitcast=True)
+        keys = bits ^ ((bits >> 31).to(tl.uint32, bitcast=True) >> 1).to(tl.int32, bitcast=True)
     elif x.dtype.primitive_bitwidth == 64:
         keys = x
     else:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+_PLAIN = frozenset((int, bool, float, str, type(None), torch.dtype))  # no tensors: `isinstance` takes ten times as long
 MOST = 4096  # remembered calls of one op: every new row count is one
 STREAM = object()  # stands for the current stream among the arguments of a launch
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)  # the second in builds for the CPU
@@ -43,7 +44,7 @@ class Launch(NamedTuple):
 class _Replay(NamedTuple):
     outputs: list[tuple]  # shape, strides, dtype of each
     single: bool  # one tensor, not a tuple
-    scratch: list[int]  # bytes of each piece
+    scratch: int  # bytes of all pieces together
     fire: Callable  # (tensors, their addresses): inputs, outputs, scratch
 
 
@@ -55,8 +56,8 @@ def record(launch: Launch) -> None:
 
 
 def scratch(device: torch.device, *sizes: tuple[int, torch.dtype]) -> list[Tensor]:
-    """Uninitialised tensors [n] for a launcher's own use, in one allocation. A launcher that takes all its memory here
-    is replayed with several launches as well."""
+    """Uninitialised tensors [n] for a launcher's own use, in one allocation, as those of all calls are when they are
+    replayed. A launcher that takes all its memory here is replayed with several launches as well."""
     ends = [0]
     for n, dtype in sizes:
         ends.append(ends[-1] + -(-n * dtype.itemsize // 256) * 256)
@@ -73,7 +74,7 @@ def run(known: _Replay, tensors: list[Tensor], pointers: list[int]) -> Any:
     outputs = [_empty(*description) for description in known.outputs]
     tensors += outputs
     if known.scratch:
-        tensors += [_empty((n,), (1,), torch.uint8) for n in known.scratch]
+        tensors.append(_empty((known.scratch,), (1,), torch.uint8))
     pointers += [t.data_ptr() for t in tensors[len(pointers) :]]
     known.fire(tensors, pointers)
     return outputs[0] if known.single else tuple(outputs)
@@ -89,7 +90,8 @@ def replayed(launcher: Callable) -> Callable:
         tensors = []
         pointers = []
         for a in args:
-            if isinstance(a, Tensor):
+            kind = type(a)
+            if kind is Tensor or (kind not in _PLAIN and isinstance(a, Tensor)):
                 pointer = a.data_ptr()
                 tensors.append(a)
                 pointers.append(pointer)
@@ -129,8 +131,10 @@ def _work_out(launcher: Callable, args: tuple, replays: dict[tuple, _Replay]) ->
     tensors = [*(a for a in args if isinstance(a, Tensor)), *outputs]
     position = {id(t): f"[{i}]" for i, t in enumerate(tensors)}
     distinct = len(position) == len(tensors)
-    for i, (_, views) in enumerate(pieces, len(tensors)):
-        position.update((id(t), f"[{i}] + {offset}") for t, offset in views)
+    whole = 0  # bytes: one allocation serves all pieces
+    for n, views in pieces:
+        position.update((id(t), f"[{len(tensors)}] + {whole + offset}") for t, offset in views)
+        whole += n
     if (
         not launches
         or (len(launches) > 1 and not pieces)
@@ -149,7 +153,7 @@ def _work_out(launcher: Callable, args: tuple, replays: dict[tuple, _Replay]) ->
     replays[tuple(key)] = _Replay(
         [(tuple(t.shape), t.stride(), t.dtype) for t in outputs],
         isinstance(result, Tensor),
-        [n for n, _ in pieces],
+        max(whole, 1) if pieces else 0,
         _fire(launches, position, device),
     )
     return result

@@ -291,7 +291,8 @@ def _scan_lines(x: Tensor, M: int, N: int, pitch: int, exclusive: Tensor, total:
     if M >= _ENOUGH or N <= _TILE:
         block = min(triton.next_power_of_2(N), _TILE)
         constants = (reverse, acc, aligned(N, pitch), block, block >= N)
-        _cumsum_rows_kernel(M, (x, exclusive, total), (N, pitch), constants, num_warps=max(1, block // 512))
+        warps = min(8, max(1, block // 256))
+        _cumsum_rows_kernel(M, (x, exclusive, total), (N, pitch), constants, num_warps=warps)
         return
     pdl = not INTERPRETED
     tiles = triton.cdiv(N, _TILE)

@@ -2,7 +2,8 @@
 
 Values become integer keys of the same order (`_keys_triton`), and every way below takes the first k by (key, column):
 
-    short rows, small k   a warp takes the maximum k times                                 `_rounds_kernel`
+    short rows, small k   threads sort a few columns each, and merge the best of them      `_few_kernel`
+                          of 64 bits: a warp takes the maximum k times                     `_rounds_kernel`
     short rows            a warp holds several and finds their k-th keys by bisection      `_rows_kernel`
     longer rows           a program takes the maxima of groups, then what reaches the k-th
                           greatest of them: little more than k, and bisected alone         `_row_kernel`
@@ -21,6 +22,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tle_ops import _meta
+from tle_ops.kernels._best_triton import first_columns
 from tle_ops.kernels._gate_triton import topk_gate, topk_gate_bwd
 from tle_ops.kernels._keys_triton import (
     NOWHERE,
@@ -30,12 +32,11 @@ from tle_ops.kernels._keys_triton import (
     keys_of,
     least,
     middle_of,
-    spare,
     take,
-    take_spare,
     value_of,
 )
 from tle_ops.kernels._lines_triton import aligned, known, lines
+from tle_ops.kernels._lone_triton import lone_kernel, put_in_order
 from tle_ops.kernels._replay import replayed, scratch
 from tle_ops.kernels._select_triton import append, bisect_row, emit, fill, select_long, tile_of, walk, window, within
 from tle_ops.kernels._triton import INTERPRETED, kernel
@@ -43,7 +44,11 @@ from tle_ops.kernels._triton import INTERPRETED, kernel
 __all__ = ["topk", "topk_gate", "topk_gate_bwd", "topk_selector"]
 
 _SHORT = 1024  # columns that a warp holds: 32 a thread
-_FEW = 16  # rounds
+_FEW = 16  # elements that a thread sorts
+_LONE = 4096  # columns that a warp reads at once, if there are rows enough: 128 a thread
+_LONE_K = 64  # elements of such a row
+_LONE_REGISTERS = 128  # 16 warps on each multiprocessor
+_FUSED = 256  # elements that the program that selects them also sorts
 _TILE = 16384  # columns that a program holds: 32 a thread of 16 warps
 _SHORTEST = 512  # columns of a program
 _PROGRAMS = 4224  # warps that an H200 holds at once, 32 on each multiprocessor
@@ -52,8 +57,62 @@ _MOST = 4096  # selected elements that a program sorts
 
 # --- short rows ------------------------------------------------------------------------------------------------------
 @kernel("M", "N", "x_row")
-def _rounds_kernel(
+def _few_kernel(
     x_ptr,  # [M, N], rows x_row apart
+    values_ptr,  # [M, K]
+    indices_ptr,  # int64 [M, K]: if not SORTED, ascending
+    M: tl.int64,
+    N: tl.int32,
+    x_row: tl.int64,
+    K: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SORTED: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    WHOLE: tl.constexpr,  # N is BLOCK
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    L: tl.constexpr = BLOCK // BLOCK_K
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    row = tl.minimum(tl.arange(0, ROWS)[:, None], M - 1 - first).to(tl.int32)  # there is always one: loads need no mask
+    x_row = known(x_row, ALIGNED)
+    x_ptr += first * x_row
+    keys = ()
+    columns = ()
+    inside = ()
+    for j in tl.static_range(BLOCK_K):
+        n = j * L + tl.arange(0, L)[None, :]  # [1, L]
+        there = n >= 0 if WHOLE else n < known(N, ALIGNED)
+        x = tl.load(x_ptr + row * x_row + n, mask=there)
+        keys += (keys_of(x, LARGEST),)
+        columns += (n,)
+        inside += (there,)
+    chosen = first_columns(keys, columns, inside, K, BLOCK, SORTED, x_ptr.dtype.element_ty)  # K times [ROWS]
+
+    place = tl.arange(0, BLOCK_K)[None, :]
+    n = tl.zeros((ROWS, BLOCK_K), tl.int32)
+    for j in tl.static_range(K):
+        n = tl.where(place == j, chosen[j][:, None], n)
+    if SORTED:
+        rank = place + tl.zeros_like(n)
+    else:
+        rank = tl.zeros_like(n)
+        for j in tl.static_range(K):
+            rank += tl.where(chosen[j][:, None] < n, 1, 0)
+    # In one dimension: the lanes of two would be in another order for the stores.
+    at = tl.arange(0, ROWS * BLOCK_K)
+    n = tl.reshape(n, (ROWS * BLOCK_K,))
+    to = at // BLOCK_K * K + tl.reshape(rank, (ROWS * BLOCK_K,))
+    mask = (first + at // BLOCK_K < M) & (at % BLOCK_K < K)
+    x = tl.load(x_ptr + at // BLOCK_K * x_row + n, mask=mask)
+    tl.store(values_ptr + first * K + to, x, mask=mask)
+    tl.store(indices_ptr + first * K + to, n.to(tl.int64), mask=mask)
+
+
+@kernel("M", "N", "x_row")
+def _rounds_kernel(
+    x_ptr,  # int64 [M, N], rows x_row apart
     values_ptr,  # [M, k]
     indices_ptr,  # int64 [M, k]
     M: tl.int64,
@@ -72,19 +131,12 @@ def _rounds_kernel(
     inside = (row < M) & (lane < known(N, ALIGNED))
     x_row = known(x_row, ALIGNED)
     x = tl.load(x_ptr + row * x_row + lane, mask=inside, other=0)
-    SPARE: tl.constexpr = spare(x.dtype)
-    keys = keys_of(x, LARGEST)
-    if SPARE:
-        keys = tl.maximum(keys, least(keys.dtype) + 1)  # the least of NaNs
-    keys = tl.where(inside, keys, least(keys.dtype))
+    keys = tl.where(inside, keys_of(x, LARGEST), least(tl.int64))
     columns = tl.where(inside, lane, NOWHERE)
     place = tl.arange(0, BLOCK_K)[None, :]  # [1, BLOCK_K]
     chosen = tl.full((ROWS, BLOCK_K), NOWHERE, tl.int32)
     for j in range(0, K):
-        if SPARE:
-            column, keys = take_spare(keys, columns)
-        else:
-            column, keys, columns = take(keys, columns)
+        column, keys, columns = take(keys, columns)
         chosen = tl.where(place == j, column[:, None], chosen)
     if not SORTED:
         chosen = tl.sort(chosen, dim=1)
@@ -172,8 +224,9 @@ def _row_kernel(
     starts_ptr,  # with STARTS [M]
     ends_ptr,  # with ENDS [M]
     passed_ptr,  # with FILTER int16 [M, ROOM]
-    values_ptr,  # with VALUES [M, k]
+    values_ptr,  # with VALUES or ORDER [M, k]
     columns_ptr,  # [M, k]: ascending, then -1
+    indices_ptr,  # with ORDER int64 [M, k]
     N: tl.int32,
     k: tl.int32,
     x_row: tl.int64,
@@ -181,7 +234,8 @@ def _row_kernel(
     STARTS: tl.constexpr,
     ENDS: tl.constexpr,
     PDL: tl.constexpr,
-    VALUES: tl.constexpr,
+    VALUES: tl.constexpr,  # together with the columns
+    ORDER: tl.constexpr,  # 0, or at least k: the columns are a step on the way to values and indices in order of value
     ALIGNED: tl.constexpr,
     FILTER: tl.constexpr,
     TILE: tl.constexpr,
@@ -250,7 +304,11 @@ def _row_kernel(
         low = tl.min(tl.where(inside, keys, high), 0)
         low, high = bisect(keys, low, high, wanted, wanted)
         emit(x, keys, n, inside, low, high, wanted, values_ptr, columns_ptr, first, VALUES, WIDTH)
-    fill(columns_ptr + first, wanted, k)
+    if ORDER:
+        tl.debug_barrier()
+        put_in_order(x_ptr, columns_ptr, values_ptr, indices_ptr, first, k, LARGEST, ORDER)
+    else:
+        fill(columns_ptr + first, wanted, k)
 
 
 @triton.jit
@@ -302,18 +360,7 @@ def _order_kernel(
     if PDL:
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * x_row
-    place = tl.arange(0, BLOCK)
-    mask = place < k
-    columns = tl.load(columns_ptr + row * k + place, mask=mask, other=0)
-    keys = keys_of(tl.load(x_ptr + columns, mask=mask, other=0), LARGEST).to(tl.int64)
-    # The columns ascend, so the place breaks ties. Lanes without an element are the least of all.
-    packed = tl.where(mask, (keys << 32) | (BLOCK - 1 - place).to(tl.int64), -0x8000000000000000)
-    packed = tl.sort(packed, descending=True)
-    order = BLOCK - 1 - (packed & (BLOCK - 1)).to(tl.int32)
-    columns = tl.load(columns_ptr + row * k + order, mask=mask, other=0)
-    tl.store(values_ptr + row * k + place, tl.load(x_ptr + columns, mask=mask), mask=mask)
-    tl.store(indices_ptr + row * k + place, columns.to(tl.int64), mask=mask)
+    put_in_order(x_ptr + row * x_row, columns_ptr, values_ptr, indices_ptr, row * k, k, LARGEST, BLOCK)
 
 
 # --- launchers -------------------------------------------------------------------------------------------------------
@@ -340,9 +387,12 @@ def _topk_rows(x: Tensor, k: int, largest: bool, sorted: bool, values: Tensor, i
     x, M, N, pitch = lines(x)
     if N <= _SHORT and k <= _FEW:
         block = max(triton.next_power_of_2(N), 32)
-        rows = max(1, 512 // block)
-        constants = (k, largest, sorted, aligned(N, pitch), rows, block, triton.next_power_of_2(k))
-        _rounds_kernel(triton.cdiv(M, rows), (x, values, indices), (M, N, pitch), constants, num_warps=1)
+        wide = x.dtype == torch.int64
+        rows, warps = _few_rows(block, sorted) if not wide else (max(1, 512 // block), 1)
+        constants = (k, largest, sorted, aligned(N, pitch), *(() if wide else (block == N,)))
+        kernel = _rounds_kernel if wide else _few_kernel
+        constants += (rows, block, triton.next_power_of_2(k))
+        kernel(triton.cdiv(M, rows), (x, values, indices), (M, N, pitch), constants, num_warps=warps)
     elif N <= _SHORT and not sorted:
         block = max(triton.next_power_of_2(N), 32)
         rows = max(1, 512 // block)
@@ -358,12 +408,21 @@ def _topk_rows(x: Tensor, k: int, largest: bool, sorted: bool, values: Tensor, i
         values.view(M, k).view(kind).copy_(x.contiguous().view(kind).gather(-1, order))  # bit for bit, NaNs too
     elif sorted:
         (columns,) = scratch(x.device, (M * k, torch.int32))
+        if _tile(x) >= N and k <= _FUSED:
+            _select(x, M, N, pitch, k, largest, None, None, values, columns, indices)
+            return
         _select(x, M, N, pitch, k, largest, None, None, None, columns)
         constants = (largest, not INTERPRETED, max(triton.next_power_of_2(k), 32))
         warps = 4 if k <= 1024 else 8
         _order_kernel(M, (x, columns, values, indices), (k, pitch), constants, num_warps=warps, pdl=not INTERPRETED)
     else:
         _select(x, M, N, pitch, k, largest, None, None, values, indices)
+
+
+def _few_rows(block: int, sorted: bool) -> tuple[int, int]:
+    """Rows of a program that sorts lists, and warps: 16 elements a thread, or 32 of which 4 are loaded at once. Where
+    the order counts as well, more of it has to be settled, and a warp waits for its slowest row."""
+    return (4, 1) if block == 256 and not sorted else (max(1, 512 // block), 1)
 
 
 def _sortable(x: Tensor) -> Tensor:
@@ -373,6 +432,11 @@ def _sortable(x: Tensor) -> Tensor:
     bits = x.float().view(torch.int32)
     keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return keys.masked_fill(bits == -(2**31), 0).masked_fill(x.isnan(), 2**31 - 1)
+
+
+def _tile(x: Tensor) -> int:
+    """Columns that a program holds."""
+    return _TILE // 2 if x.dtype == torch.int64 else _TILE
 
 
 def _select(
@@ -386,9 +450,9 @@ def _select(
     ends: Tensor | None,
     values: Tensor | None,  # [M, k]
     columns: Tensor,  # [M, k]: receives the columns of the first k, ascending, then -1
+    indices: Tensor | None = None,  # int64 [M, k]: receives them, with the values, in order of value
 ) -> None:
-    tile = _TILE // 2 if x.dtype == torch.int64 else _TILE
-    if tile < N:
+    if _tile(x) < N:
         select_long(x, M, N, pitch, k, largest, starts, ends, values, columns)
         return
     block = max(triton.next_power_of_2(N), _SHORTEST)
@@ -397,14 +461,25 @@ def _select(
     warps = max(triton.next_power_of_2(_PROGRAMS // M), 2 if filtered else block // 1024)
     warps = min(warps, block // 512, 16)
     room = groups // 2 if filtered else block
+    alone = warps <= 2 and 16 * groups <= 4 * block <= 4 * _LONE and groups <= 4 * _LONE_K and x.dtype != torch.int64
+    order = 0 if indices is None else max(triton.next_power_of_2(k), 32)
+    pair = values is not None and indices is None
+    out = (columns if values is None else values, columns, columns if indices is None else indices)
+    if alone and starts is None and ends is None and aligned(N, pitch):
+        (passed,) = scratch(x.device, (M * room, torch.int16))
+        constants = (largest, pair, order, block == N, block, groups, room, 16 // x.dtype.itemsize)
+        lone_kernel(M, (x, passed, *out), (N, k, pitch), constants, num_warps=1, maxnreg=_LONE_REGISTERS)
+        return
     (passed,) = scratch(x.device, (M * room if filtered else 0, torch.int16))
     windows = (starts is not None, ends is not None)
     tile = max(512 * warps, groups)
     sizes = (tile, groups, room, 16 // x.dtype.itemsize, not any(windows) and N % tile == 0)
-    constants = (largest, *windows, not INTERPRETED, values is not None, aligned(N, pitch), filtered, *sizes)
-    tensors = (x, *(passed if t is None else t for t in (starts, ends)), passed, columns if values is None else values)
-    registers = 64 if warps <= 2 and x.dtype.itemsize <= 4 else None  # of which twice as many warps run at once
-    _row_kernel(M, (*tensors, columns), (N, k, pitch), constants, num_warps=warps, maxnreg=registers)
+    constants = (largest, *windows, not INTERPRETED, pair, order, aligned(N, pitch), filtered, *sizes)
+    tensors = (x, *(passed if t is None else t for t in (starts, ends)), passed, *out)
+    registers = (
+        64 if filtered and warps <= 2 and x.dtype.itemsize <= 4 else None
+    )  # of which twice as many warps run at once
+    _row_kernel(M, tensors, (N, k, pitch), constants, num_warps=warps, maxnreg=registers)
 
 
 @replayed

@@ -88,7 +88,9 @@ def cumsum(input, axis: tl.constexpr = 0, reverse: tl.constexpr = False, dtype: 
         return (v < v).to(v.dtype), v
     elif not v.dtype.is_floating():
         wide = v.to(tl.int64) if _interpreted(v.dtype) else v
-        return tl.cumsum(v, 0, reverse) - v, tl.sum(wide, 0).to(v.dtype)
+        total = tl.sum(wide, 0).to(v.dtype)
+        inclusive = tl.cumsum(v, 0)
+        return (total - inclusive if reverse else inclusive - v), total  # exact, since integers wrap
     elif _in_levels(v.type):
         return _many_floats(v, reverse)
     else:
