@@ -189,12 +189,14 @@ def silu_product_of_finite(gate, up, WIDE: tl.constexpr):
 
 
 @triton.jit
-def opaque(x):
-    """x; but the compiler does not know, so what it made of x before is not kept in registers for use after."""
-    if _INTERPRETED or x.dtype.primitive_bitwidth != 16:
-        return x
+def widened(x, AGAIN: tl.constexpr = False):
+    """x in float32. Two bfloat16 of a register take two instructions; the compiler's own way is three. AGAIN: it is not
+    to know that another call gives the same, so that it does not keep the row in float32 for use after."""
+    if _INTERPRETED or x.dtype != tl.bfloat16:
+        return x.to(tl.float32)
     else:
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, is_pure=False, pack=2)
+        code: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+        return tl.inline_asm_elementwise(code, "=r,=r,r", [x], tl.float32, is_pure=not AGAIN, pack=2)
 
 
 @triton.jit

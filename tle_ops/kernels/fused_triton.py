@@ -43,6 +43,7 @@ from tle_ops.kernels._rows_triton import (
     rows_of,
     silu_product,
     silu_product_of_finite,
+    widened,
 )
 from tle_ops.kernels._triton import kernel, magnitude, scale_of
 
@@ -56,11 +57,11 @@ _CODE = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
 @triton.jit
 def _halves(x_ptr, n, mask, limit, H, LIMIT: tl.constexpr, EVICT: tl.constexpr):
     if mask is None:
-        gate = tl.load(x_ptr + n, eviction_policy=EVICT).to(tl.float32)
-        up = tl.load(x_ptr + H + n, eviction_policy=EVICT).to(tl.float32)
+        gate = widened(tl.load(x_ptr + n, eviction_policy=EVICT))
+        up = widened(tl.load(x_ptr + H + n, eviction_policy=EVICT))
     else:
-        gate = tl.load(x_ptr + n, mask, 0.0, eviction_policy=EVICT).to(tl.float32)
-        up = tl.load(x_ptr + H + n, mask, 0.0, eviction_policy=EVICT).to(tl.float32)
+        gate = widened(tl.load(x_ptr + n, mask, 0.0, eviction_policy=EVICT))
+        up = widened(tl.load(x_ptr + H + n, mask, 0.0, eviction_policy=EVICT))
     if LIMIT:
         gate, up = clamp_above(gate, limit), clamp_both(up, limit)
     return gate, up
@@ -281,7 +282,7 @@ def _rms_norm_cast(
     if N >= 1024 and 16 <= width <= 1024:
         piece, num_warps = _piece(N, whole)
         fits = int(x.numel() * (1 + add) <= _FITS)
-        constants = (*flags, whole, piece // width, width)
+        constants = (*flags, whole, True, piece // width, width)
         norm_cast._long_row_cast_kernel(r.M, tensors, (*scalars, fits), constants, num_warps)
     else:
         rows, block, num_warps = norm_triton.tile_of(N)
