@@ -14,12 +14,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tle_ops.kernels._rows_triton import normed, reciprocal_root, row_start, scaled, widened
+from tle_ops.kernels._rows_triton import after, normed, reciprocal_root, row_start, scaled, widened
 from tle_ops.kernels._triton import Kernel, kernel
 
 SCALARS = ("M", "heads", "outer", "pitch", "dy_pitch", "dnew_pitch", "eps", "offset")
 COLUMNS = 16  # that a program sums over the rows of a scratch matrix
 _SHARED = 200_000  # bytes of shared memory for rows on their way
+_REGISTERS = 112  # of the 128 of a thread, for a row and sums
 
 
 # --- one row at a time ------------------------------------------------------------------------------------------------
@@ -41,14 +42,20 @@ def _store(ptr, n, k: tl.constexpr, PIECE: tl.constexpr, N: tl.constexpr, value)
 
 
 @triton.jit
-def _difference(x, mean, n, k: tl.constexpr, PIECE: tl.constexpr, N: tl.constexpr, CENTERED: tl.constexpr):
+def _difference(x, mean, zero, n, k: tl.constexpr, PIECE: tl.constexpr, N: tl.constexpr, CENTERED: tl.constexpr):
     """Piece k of x - mean; zeros beyond the row's end"""
-    x = widened(x, True)
+    x = widened(after(x, zero))
     if CENTERED:
         x -= mean
         if (k + 1) * PIECE > N:
             x = tl.where(n < N - k * PIECE, x, 0.0)
     return x
+
+
+@triton.jit
+def _zero_after(value, M):
+    """0, known when `value` is"""
+    return value.to(tl.int32, bitcast=True) & (M >> 62).to(tl.int32)
 
 
 @kernel(*SCALARS)
@@ -105,39 +112,44 @@ def row_bwd_kernel(
             xs = xs + (_load(x_row, n, k, PIECE, N),)  # noqa: RUF005
             dys = dys + (_load(dy_row, n, k, PIECE, N),)  # noqa: RUF005
         mean = 0.0
+        zero = 0
         if CENTERED:
             total = tl.zeros((PIECE,), tl.float32)
             for k in tl.static_range(PIECES):
-                total += widened(xs[k], True)
+                total += widened(xs[k])
             mean = tl.sum(total) * (1.0 / N)
+            zero = _zero_after(mean, M)
         squares = tl.zeros((PIECE,), tl.float32)
         for k in tl.static_range(PIECES):
-            d = _difference(xs[k], mean, n, k, PIECE, N, CENTERED)
+            d = _difference(xs[k], mean, zero, n, k, PIECE, N, CENTERED)
             squares += d * d
-        rstd, _ = reciprocal_root(tl.sum(squares, keep_dims=True), eps, N)  # [1]
+        rstd, _ = reciprocal_root(tl.sum(squares, keep_dims=True), eps, N)
+        rstd = tl.sum(rstd)  # a scalar
+        zero = _zero_after(rstd, M)
         along = tl.zeros((PIECE,), tl.float32)  # the part of p that lies along the normalized row
         p_sum = tl.zeros((PIECE,), tl.float32)
         for k in tl.static_range(PIECES):
-            d = _difference(xs[k], mean, n, k, PIECE, N, CENTERED) * rstd
-            p = widened(dys[k], True)
+            d = _difference(xs[k], mean, zero, n, k, PIECE, N, CENTERED) * rstd
+            p = widened(after(dys[k], zero))
             if WEIGHT:
-                p *= widened(weights[k], True) + offset
+                p *= widened(after(weights[k], zero)) + offset
             along += p * d
             if CENTERED:
                 p_sum += p
         along = tl.sum(along) * (1.0 / N)
         if CENTERED:
             p_sum = tl.sum(p_sum) * (1.0 / N)
+        zero = _zero_after(along, M)
         new_dweights = ()
         new_dbiases = ()
         for k in tl.static_range(PIECES):
-            d = _difference(xs[k], mean, n, k, PIECE, N, CENTERED) * rstd
-            dy = widened(dys[k], True)
+            d = _difference(xs[k], mean, zero, n, k, PIECE, N, CENTERED) * rstd
+            dy = widened(after(dys[k], zero))
             new_dweights = new_dweights + (dweights[k] + dy * d if DWEIGHT else 0.0,)  # noqa: RUF005
             new_dbiases = new_dbiases + (dbiases[k] + dy if DBIAS else 0.0,)  # noqa: RUF005
             dx = dy
             if WEIGHT:
-                dx *= widened(weights[k], True) + offset
+                dx *= widened(after(weights[k], zero)) + offset
             dx -= d * along
             if CENTERED:
                 dx -= p_sum
@@ -251,15 +263,18 @@ class Plan(NamedTuple):
     num_warps: int
 
 
-def plan(N: int, itemsize: int) -> Plan | None:
-    """For rows that fit into registers. itemsize: bytes per element in all inputs together. None: shared memory would
-    not do."""
+def plan(N: int, ahead: int, held: int) -> Plan | None:
+    """For rows that fit into registers. Bytes per element, `ahead`: of the inputs that are fetched row by row, `held`:
+    of those that stay in registers, and the sums. None: they do not fit."""
     block = triton.next_power_of_2(N)
     if N <= 2048:  # tiles of 8192 elements, 32 per thread
         rows = min(8192 // block, 64)
-        ahead = min(2, _SHARED // (rows * block * itemsize))
-        return Plan(short_rows_bwd_kernel, rows, (rows, block, 1 + ahead), max(4, rows * block // 1024))
-    num_warps = 8 if N <= 4096 else 16  # 16 to 32 elements per thread
-    piece = num_warps * 256
-    ahead = min(4, _SHARED // (triton.cdiv(N, piece) * piece * itemsize))
-    return Plan(row_bwd_kernel, 1, (piece, 1 + ahead), num_warps) if ahead else None
+        stages = 1 + min(2, _SHARED // (rows * block * ahead))
+        return Plan(short_rows_bwd_kernel, rows, (rows, block, stages), max(4, rows * block // 1024))
+    num_warps = 8 if N <= 4096 else 16
+    piece = num_warps * 256  # 8 elements per thread
+    pieces = triton.cdiv(N, piece)
+    stages = 1 + min(3 if N <= 4096 else 2, _SHARED // (pieces * piece * ahead))
+    if stages == 1 or pieces * 8 * held // 4 > _REGISTERS:
+        return None
+    return Plan(row_bwd_kernel, 1, (piece, stages), num_warps)

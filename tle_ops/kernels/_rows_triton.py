@@ -200,6 +200,16 @@ def widened(x, AGAIN: tl.constexpr = False):
 
 
 @triton.jit
+def after(x, zero):
+    """x; but what is made of it waits for `zero`, a 0 that is known at run time only, and is not what was made of it
+    before: so a row of 16-bit numbers stays packed while sums over it are on their way."""
+    if _INTERPRETED or x.dtype.primitive_bitwidth != 16:
+        return x
+    else:
+        return tl.inline_asm_elementwise("xor.b32 $0, $1, $2;", "=r,r,r,r", [x, zero], x.dtype, is_pure=True, pack=2)
+
+
+@triton.jit
 def clamp_above(x, limit):
     """min(x, limit) that keeps a NaN"""
     return tl.where(x > limit, limit, x)

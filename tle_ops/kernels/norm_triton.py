@@ -135,7 +135,9 @@ def _norm_bwd(
     aligned = r.aligned and dy_rows.aligned and dnew_rows.aligned
     scalars = (r.M, r.heads, r.outer, r.pitch, dy_rows.pitch, dnew_rows.pitch, eps, offset)
     flags = (r.N, centered, add, weight is not None, *want, r.split, aligned)
-    plan = bwd.plan(r.N, sum(t.itemsize for t in (dy, x, *[dnew] * add))) if r.N <= LONGEST else None
+    ahead = x.itemsize + dy.itemsize
+    held = ahead + (0 if weight is None else weight.itemsize) + 4 * len(sums)
+    plan = bwd.plan(r.N, ahead + dnew.itemsize * add, held) if r.N <= LONGEST else None
     if plan is None:
         programs = wide.backward_programs(r.M, r.N, x.device)
     else:
