@@ -276,12 +276,12 @@ def load_rows(
     ADD: tl.constexpr, SPLIT: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Rows of x in float32. With ADD: of x + residual, rounded and stored at new_ptr."""
-    x = tl.load(x_ptr + row_start(m, heads, outer, pitch, SPLIT, ALIGNED) + n, mask=mask, other=0.0).to(tl.float32)
+    x = widened(tl.load(x_ptr + row_start(m, heads, outer, pitch, SPLIT, ALIGNED) + n, mask=mask, other=0.0))
     if ADD:
         at = row_start(m, 1, 0, residual_pitch, False, ALIGNED) + n
-        total = (x + tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)).to(new_ptr.dtype.element_ty)
+        total = (x + widened(tl.load(residual_ptr + at, mask=mask, other=0.0))).to(new_ptr.dtype.element_ty)
         tl.store(new_ptr + m * N + n, total, mask=mask)
-        x = total.to(tl.float32)
+        x = widened(total)
     return x
 
 

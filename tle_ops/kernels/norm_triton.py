@@ -22,6 +22,7 @@ from tle_ops.kernels._rows_triton import (
     normed,
     num_multiprocessors,
     rows_of,
+    widened,
 )
 from tle_ops.kernels._triton import kernel
 
@@ -57,23 +58,23 @@ def _norm_kernel(
     mask = (m < M) & (n < N) if ROWS > 1 else (m >= 0) & (n < N)
     x = load_rows(x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED)
     if WEIGHT:  # now, so that their way here is not added to the row's: a microsecond of seven where rows are few
-        weight = tl.load(weight_ptr + n, mask=n < N, other=0.0)
+        weight = tl.load(weight_ptr + n, mask=n < N, other=0.0, eviction_policy="evict_last")  # all programs read it
     if BIAS:
-        bias = tl.load(bias_ptr + n, mask=n < N, other=0.0)
+        bias = tl.load(bias_ptr + n, mask=n < N, other=0.0, eviction_policy="evict_last")
     y, _ = normed(x, n < N, eps, N, CENTERED)
     if WEIGHT:
-        y *= weight.to(tl.float32) + offset
+        y *= widened(weight) + offset
     if BIAS:
-        y += bias.to(tl.float32)
+        y += widened(bias)
     tl.store(y_ptr + m * N + n, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 # --- launchers --------------------------------------------------------------------------------------------------------
 def tile_of(N: int) -> tuple[int, int, int]:
-    """ROWS, BLOCK and warps of a forward: 16 to 32 elements per thread, rows of less than 2048 columns together."""
+    """ROWS, BLOCK and warps of a forward: 16 elements per thread, 32 of the longest rows; short rows go together."""
     block = triton.next_power_of_2(N)
     rows = max(1, 2048 // block)
-    return rows, block, max(4, min(rows * block // 1024, 16))
+    return rows, block, min(rows * block // 512, 16)
 
 
 def norm(
