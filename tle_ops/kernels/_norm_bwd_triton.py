@@ -20,7 +20,7 @@ from tle_ops.kernels._triton import Kernel, kernel
 SCALARS = ("M", "heads", "outer", "pitch", "dy_pitch", "dnew_pitch", "eps", "offset")
 COLUMNS = 16  # that a program sums over the rows of a scratch matrix
 _SHARED = 200_000  # bytes of shared memory for rows on their way
-_REGISTERS = 112  # of the 128 of a thread, for a row and sums
+_REGISTERS = 112  # of the 128 that a thread of 16 warps has, for a row and sums
 
 
 # --- one row at a time ------------------------------------------------------------------------------------------------
@@ -261,6 +261,7 @@ class Plan(NamedTuple):
     rows: int  # of a tile
     tile: tuple[int, ...]  # the kernel's constants between ALIGNED and PDL
     num_warps: int
+    resident: int = 1  # programs of a multiprocessor
 
 
 def plan(N: int, ahead: int, held: int) -> Plan | None:
@@ -271,10 +272,11 @@ def plan(N: int, ahead: int, held: int) -> Plan | None:
         rows = min(8192 // block, 64)
         stages = 1 + min(2, _SHARED // (rows * block * ahead))
         return Plan(short_rows_bwd_kernel, rows, (rows, block, stages), max(4, rows * block // 1024))
-    num_warps = 8 if N <= 4096 else 16
+    num_warps = 4 if N <= 4096 else 16  # 16 to 32 elements per thread
+    resident = 2 if N <= 4096 else 1
     piece = num_warps * 256  # 8 elements per thread
     pieces = triton.cdiv(N, piece)
-    stages = 1 + min(3 if N <= 4096 else 2, _SHARED // (pieces * piece * ahead))
-    if stages == 1 or pieces * 8 * held // 4 > _REGISTERS:
+    stages = 1 + min(2, _SHARED // (pieces * piece * ahead * resident))
+    if stages == 1 or (N > 4096 and pieces * 8 * held // 4 > _REGISTERS):
         return None
-    return Plan(row_bwd_kernel, 1, (piece, stages), num_warps)
+    return Plan(row_bwd_kernel, 1, (piece, stages), num_warps, resident)

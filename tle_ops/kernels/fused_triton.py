@@ -47,7 +47,7 @@ from tle_ops.kernels._rows_triton import (
 )
 from tle_ops.kernels._triton import kernel, magnitude, scale_of
 
-_TILE = 1024  # elements per program of one warp
+_TILE = 1024  # elements per program of two warps
 _FITS = 48 * 2**20  # elements of x that may leave the L2 cache (60 MB) first
 _CHUNK = 4096  # elements per program of 4 warps, on the long way
 _CODE = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
@@ -194,7 +194,7 @@ def swiglu_per_token_cast_fp8(
         (x, q, scales),
         (r.M, r.pitch, *_scale_strides(scales), 0.0 if limit is None else limit, int(x.numel() <= _FITS)),
         (N, limit is not None, _CODE[dtype], FP8_MAX[dtype], scale_ue8m0, r.aligned, rows, groups, group),
-        min(max(rows * groups * group // 1024, 1), 16),
+        min(max(rows * groups * group // 512, 1), 16),
     )
     return q, scales
 
@@ -298,7 +298,7 @@ def _piece(N: int, whole: bool) -> tuple[int, int, bool]:
     if N > 8192:
         return 2048, 8, True
     if N > 4096:
-        return 1024 if N % 2048 else 2048, 4, True
+        return (1024, 4, True) if N % 2048 else (2048, 4, False)
     if whole:
         return 1024, 4, True
     return (1024, 2, True) if N > 2048 else (1024, 1, False)

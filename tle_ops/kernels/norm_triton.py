@@ -56,7 +56,9 @@ def _norm_kernel(
     m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
     n = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     mask = (m < M) & (n < N) if ROWS > 1 else (m >= 0) & (n < N)
-    x = load_rows(x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED)
+    x = load_rows(  # past the first cache, where the weight is to stay
+        *(x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED, ".cg")
+    )
     if WEIGHT:  # now, so that their way here is not added to the row's: a microsecond of seven where rows are few
         weight = tl.load(weight_ptr + n, mask=n < N, other=0.0, eviction_policy="evict_last")  # all programs read it
     if BIAS:
@@ -70,11 +72,15 @@ def _norm_kernel(
 
 
 # --- launchers --------------------------------------------------------------------------------------------------------
-def tile_of(N: int) -> tuple[int, int, int]:
-    """ROWS, BLOCK and warps of a forward: 16 elements per thread, 32 of the longest rows; short rows go together."""
+def tile_of(N: int, add: bool | None = None) -> tuple[int, int, int]:
+    """ROWS, BLOCK and warps of a forward: 16 to 32 elements per thread, rows of less than 2048 columns together. Longer
+    rows were measured: with a residual 16 elements are best, without one 64."""
     block = triton.next_power_of_2(N)
     rows = max(1, 2048 // block)
-    return rows, block, min(rows * block // 512, 16)
+    num_warps = max(4, min(rows * block // 1024, 16))
+    if block == 8192 and add is not None:
+        num_warps = 16 if add else 4
+    return rows, block, num_warps
 
 
 def norm(
@@ -107,7 +113,7 @@ def norm(
     if r.N > LONGEST:
         wide.norm(tensors, scalars, flags)
         return
-    rows, block, num_warps = tile_of(r.N)
+    rows, block, num_warps = tile_of(r.N, new is not None)
     _norm_kernel(triton.cdiv(r.M, rows), tensors, scalars, (*flags, rows, block), num_warps)
 
 
@@ -143,7 +149,8 @@ def _norm_bwd(
         programs = wide.backward_programs(r.M, r.N, x.device)
     else:
         tiles = triton.cdiv(r.M, plan.rows)
-        programs = triton.cdiv(tiles, triton.cdiv(tiles, num_multiprocessors(x.device)))  # that all have as much to do
+        most = plan.resident * num_multiprocessors(x.device)
+        programs = triton.cdiv(tiles, triton.cdiv(tiles, most))  # that all have as much to do
     # [len(sums), programs, N], each of the first at a multiple of 16 bytes
     parts = torch.empty((len(sums), (programs * r.N + 3) // 4 * 4), dtype=torch.float32, device=x.device)
     scratch = [dx, dx]  # pointers that are not used
