@@ -408,7 +408,9 @@ def _short_rows_cast_kernel(
     m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
     n = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     mask = (m < M) & (n < N) if ROWS > 1 else (m >= 0) & (n < N)
-    x = load_rows(x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED)
+    x = load_rows(
+        x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED, ""
+    )
     rstd, rstd_low = exact_root(exact_squares(x), eps, eps_low, N)
     rstd, rstd_low = rstd[:, None], rstd_low[:, None]
     weight = x
@@ -453,7 +455,7 @@ def _squares_kernel(
     m = pid // chunks + tl.zeros((1, 1), tl.int64)
     n = pid % chunks * BLOCK + tl.arange(0, BLOCK)[None, :]
     x = load_rows(
-        x_ptr, residual_ptr, new_ptr, m, n, n < N, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED
+        x_ptr, residual_ptr, new_ptr, m, n, n < N, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED, ""
     )
     tl.store(squares_ptr + pid + tl.arange(0, 1), exact_squares(x))
 
@@ -486,7 +488,7 @@ def _rms_norm_kernel(
     k = tl.arange(0, K)
     squares = tl.sum(tl.load(squares_ptr + pid // chunks * chunks + k, mask=k < chunks, other=0.0), axis=0)
     rstd, rstd_low = exact_root(squares, eps, eps_low, N)  # scalars
-    x = load_rows(x_ptr, x_ptr, y_ptr, m, n, n < N, heads, outer, pitch, pitch, N, False, SPLIT, ALIGNED)
+    x = load_rows(x_ptr, x_ptr, y_ptr, m, n, n < N, heads, outer, pitch, pitch, N, False, SPLIT, ALIGNED, "")
     rstd = tl.zeros_like(x) + rstd
     y = x * rstd
     rest = tl.fma(x, rstd, y * -1.0) + x * rstd_low

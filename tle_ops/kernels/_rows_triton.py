@@ -274,7 +274,7 @@ def exact_root(squares, eps, eps_low, N: tl.constexpr):
 @triton.jit
 def load_rows(
     x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N: tl.constexpr,
-    ADD: tl.constexpr, SPLIT: tl.constexpr, ALIGNED: tl.constexpr, CACHE: tl.constexpr = "",
+    ADD: tl.constexpr, SPLIT: tl.constexpr, ALIGNED: tl.constexpr, CACHE: tl.constexpr,
 ):  # fmt: skip
     """Rows of x in float32. With ADD: of x + residual, rounded and stored at new_ptr. CACHE: modifier of the loads"""
     at = row_start(m, heads, outer, pitch, SPLIT, ALIGNED) + n
