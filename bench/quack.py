@@ -116,21 +116,31 @@ def main(arguments: list[str] | None = None) -> int:
             console.print(str(case), highlight=False)
         return 0
     device = torch.device("cuda")
-    env = report.environment(device, {NAME: package_version("quack-kernels")}, options.reps)
-    timer = CudaTimer(device)
+    return run(options.out, options.reps, device, CudaTimer(device), console)
+
+
+def run(out: pathlib.Path, reps: int, device: torch.device, timer: Any, console: Console) -> int:
+    """All cases. A case that fails costs the others nothing, not even if it takes the process down."""
+    env = report.environment(device, {NAME: package_version("quack-kernels") or "of unknown version"}, reps)
     result: dict[str, Any] = {"family": NAME, "environment": env, "cases": []}
+    path = out / report.slug(env["card"]) / f"{NAME}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    bad = []
     for case in cases():
         console.print(str(case), highlight=False)
-        result["cases"].append(run_case(case, timer, device, options.reps))
-    for table in report.tables(result):
+        try:
+            result["cases"].append(run_case(case, timer, device, reps))
+        except Exception as e:
+            bad.append(f"{case}: {type(e).__name__}: {e}")
+        else:
+            path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for table in report.tables(result) if result["cases"] else ():
         console.print(table)
-    for note in report.problems(result):
+    for note in (*report.problems(result), *bad):
         console.print(f"  {note}", highlight=False, markup=False)
-    path = options.out / report.slug(env["card"]) / f"{NAME}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    console.print(f"written: {path}", highlight=False)
-    return 0
+    if result["cases"]:
+        console.print(f"written: {path}", highlight=False)
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

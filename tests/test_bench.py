@@ -517,6 +517,24 @@ def test_a_wrong_column_of_quack_is_not_rounding(fake_quack):
     assert "us" not in row["variants"]["quack"]
 
 
+def test_a_case_of_quack_that_fails_costs_the_others_nothing(fake_quack, monkeypatch, tmp_path):
+    from rich.console import Console
+
+    from bench import quack
+
+    def run_case(case, *args):
+        if case.op == "add_rms_norm":
+            raise RuntimeError("cannot be built")
+        return run_one(case, *args)
+
+    run_one = quack.run_case
+    monkeypatch.setattr(quack, "run_case", run_case)
+    assert quack.run(tmp_path, 1, CPU, timing.CpuTimer(), Console(quiet=True)) == 1
+    (path,) = tmp_path.glob("*/quack.json")
+    kept = [row["op"] for row in json.loads(path.read_text())["cases"]]
+    assert kept == [case.op for case in quack.cases() if case.op != "add_rms_norm"]
+
+
 def test_figures_of_a_process_apart_join_the_table(tmp_path):
     case = next(c for c in families()["norm"] if c.op == "add_rms_norm" and c.earlier)
     row = run_case(case, timing.CpuTimer(), CPU, {}, [], 3) | {"earlier": {"quack": 1.0, "other": 2.0}}

@@ -37,6 +37,19 @@ def test_rows_beyond_registers(spec, dtype, few, monkeypatch):
             assert_as_good(spec, run(spec.name, sample.args), outputs(spec.op(*sample.args)), sample.args)
 
 
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+@pytest.mark.parametrize("spec", [s for s in NORMS if s.name.endswith("_bwd")], ids=str)
+def test_gradients_of_rows_in_pieces(spec, dtype, monkeypatch):
+    """Every sample as if its rows were long: one at a time, in pieces of 32 columns."""
+    from tle_ops.kernels import _norm_bwd_triton as bwd
+
+    plan = bwd.Plan(bwd.row_bwd_kernel, 1, (32, 3), 1)
+    monkeypatch.setattr(bwd, "plan", lambda N, ahead, held: plan)
+    for sample in spec.samples(dtype):
+        if sample.id not in ("wide", "many-rows"):  # 157 such pieces; 100 rows per program, whose sums are less exact
+            assert_as_good(spec, run(spec.name, sample.args), outputs(spec.op(*sample.args)), sample.args)
+
+
 def test_very_long_rows():
     x, w, dy = randn(3, 20_001), randn(20_001, seed=1), randn(3, 20_001, seed=2)
     x[:, -1] = 1000.0
@@ -151,9 +164,10 @@ def call(op: str, args: tuple) -> tuple:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("N", [256, 2048])  # several rows per program, one
+@pytest.mark.parametrize("N", [256, 2048, 4096])  # several rows per program, one; the gradient's kernel for longer rows
 def test_no_build_for_a_new_row_count(N):
     from tle_ops.kernels import (
+        _norm_bwd_triton,
         _norm_cast_triton,
         _norm_wide_triton,
         fused_triton,
@@ -163,7 +177,8 @@ def test_no_build_for_a_new_row_count(N):
     )
     from tle_ops.kernels._triton import Kernel
 
-    modules = (_norm_cast_triton, _norm_wide_triton, fused_triton, norm_triton, rope_triton, swiglu_triton)
+    modules = (_norm_bwd_triton, _norm_cast_triton, _norm_wide_triton, fused_triton, norm_triton, rope_triton)
+    modules = (*modules, swiglu_triton)
     kernels = {k.fn.__name__: k for m in modules for k in vars(m).values() if isinstance(k, Kernel)}
 
     def builds() -> dict:

@@ -74,14 +74,28 @@ def check_norms() -> None:
             assert_lean(built("norm", "rms_norm", x, w, 1e-6))
             assert_lean(built("norm", "add_rms_norm", x, x, w, 1e-6))
             assert_lean(built("norm", "layer_norm", x, w, w, 1e-6))
-            sums = ("_column_sum_kernel",)
+            sums = ("column_sum_kernel",)
             assert_lean(built("norm", "rms_norm_bwd", x, x, w, 1e-6, 0.0, dtype), sums)
             assert_lean(built("norm", "add_rms_norm_bwd", x, x, x, w, 1e-6, 0.0, dtype), sums)
             assert_lean(built("norm", "layer_norm_bwd", x, x, w, 1e-6, dtype, dtype), sums)
 
 
+def check_gradients_of_long_rows() -> None:
+    """Up to the longest that are held in registers: no spills, but for layer_norm beyond 12288 columns."""
+    sums = ("column_sum_kernel",)
+    for N in (10240, 12288, 16384):
+        x, w = rows(N), torch.empty(N, dtype=torch.bfloat16)
+        assert_lean(built("norm", "rms_norm_bwd", x, x, w, 1e-6, 0.0, torch.bfloat16), sums)
+        assert_lean(built("norm", "add_rms_norm_bwd", x, x, x, w, 1e-6, 0.0, torch.bfloat16), sums)
+        if N < 16384:
+            assert_lean(built("norm", "layer_norm_bwd", x, x, w, 1e-6, torch.bfloat16, torch.bfloat16), sums)
+    x, w = rows(16384, torch.float32), torch.empty(16384)
+    for name, *_ in built("norm", "layer_norm_bwd", x, x, w, 1e-6, torch.float32, torch.float32):
+        assert name != "row_bwd_kernel", "its registers hold a row and the sums of 16-bit inputs"
+
+
 def check_long_rows() -> None:
-    statistics = ("_column_sum_kernel", "_statistics_kernel", "_statistics_bwd_kernel")
+    statistics = ("column_sum_kernel", "_statistics_kernel", "_statistics_bwd_kernel")
     for M in (4, 600):
         x, w = rows(65536, M=M), torch.empty(65536, dtype=torch.bfloat16)
         assert_lean(built("norm", "add_rms_norm", x, x, w, 1e-6), statistics)
@@ -139,7 +153,15 @@ def check_fused() -> None:
             assert all(re.search(r"cvt\.rn\.satfinite\.e[45]m[23]x2\.f32", ptx) for _, ptx, *_ in kernels)
 
 
-CHECKS = [check_norms, check_long_rows, check_shared_memory, check_activations, check_rope, check_fused]
+CHECKS = [
+    check_norms,
+    check_gradients_of_long_rows,
+    check_long_rows,
+    check_shared_memory,
+    check_activations,
+    check_rope,
+    check_fused,
+]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda f: f.__name__)

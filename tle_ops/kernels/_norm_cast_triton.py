@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tle_ops.kernels._rows_triton import exact_root, exact_squares, load_rows, opaque, reciprocal, row_start
+from tle_ops.kernels._rows_triton import exact_root, exact_squares, load_rows, reciprocal, row_start, widened
 from tle_ops.kernels._triton import kernel, magnitude, scale_of
 
 _FLOOR = tl.constexpr(9.999999747378752e-05)  # 1e-4 in float32
@@ -114,7 +114,7 @@ def _squares(xs, PIECES: tl.constexpr, G: tl.constexpr, GROUP: tl.constexpr, EIG
     else:
         total = tl.zeros((G, GROUP // 8) if EIGHT else (G, GROUP // 8, 2), tl.float64)
         for k in tl.static_range(PIECES):
-            a, b = tl.split(tl.reshape(xs[k].to(tl.float32), (G, GROUP // 8, 4, 2)))
+            a, b = tl.split(tl.reshape(widened(xs[k]), (G, GROUP // 8, 4, 2)))
             a, b = tl.split(tl.reshape(tl.fma(a, a, b * b), (G, GROUP // 8, 2, 2)))
             few = a + b
             if EIGHT:
@@ -182,6 +182,7 @@ def _cast_row(
     FP8_MAX: tl.constexpr,
     UE8M0: tl.constexpr,
     WHOLE: tl.constexpr,
+    EARLY: tl.constexpr,
     G: tl.constexpr,
     GROUP: tl.constexpr,
 ):
@@ -198,7 +199,7 @@ def _cast_row(
         for k in tl.static_range(PIECES):
             others = others + (_load(residual_ptr, n, k, PIECE, N, EVICT),)  # noqa: RUF005
     weights = ()
-    if WEIGHT:  # now, so that its way here is not added to the row's
+    if WEIGHT and EARLY:  # now, so that its way here is not added to the row's
         for k in tl.static_range(PIECES):
             weights = weights + (_load(weight_ptr, n, k, PIECE, N, ""),)  # noqa: RUF005
     if ADD:
@@ -215,9 +216,10 @@ def _cast_row(
     largest = tl.zeros((G, GROUP), tl.float32)
     scales = ()
     for k in tl.static_range(PIECES):
-        y = opaque(xs[k]).to(tl.float32)  # converted anew: as float32 the row would take twice the registers
+        y = widened(xs[k], True)
         if WEIGHT:
-            y = _weighted(y, weights[k].to(tl.float32), offset, offset_low, OFFSET)
+            weight = weights[k] if EARLY else _load(weight_ptr, n, k, PIECE, N, "")
+            y = _weighted(y, widened(weight), offset, offset_low, OFFSET)
         if WHOLE:
             largest = _keep_nan(largest, tl.abs(y))
         else:
@@ -229,9 +231,10 @@ def _cast_row(
         amax = group_max(group_max(largest, 1)[None, :], 1)  # [1]
         scale, factor, low = _scale_and_factor(amax, rstd, rstd_low, by, by_low, FP8_MAX, UE8M0)
         for k in tl.static_range(PIECES):
-            y = opaque(xs[k]).to(tl.float32)
+            y = widened(xs[k], True)
             if WEIGHT:
-                y = _weighted(y, weights[k].to(tl.float32), offset, offset_low, OFFSET)
+                weight = weights[k] if EARLY else _load(weight_ptr, n, k, PIECE, N, "")
+                y = _weighted(y, widened(weight), offset, offset_low, OFFSET)
             q = _encode(y, factor[:, None], low[:, None], CODE)
             _store(q_ptr, n, k, PIECE, N, q)
         tl.store(scales_ptr + tl.arange(0, 1), scale)
@@ -338,6 +341,7 @@ def _long_row_cast_kernel(
     SPLIT: tl.constexpr,
     ALIGNED: tl.constexpr,
     WHOLE: tl.constexpr,  # the row is one group, and GROUP only the width of a tile
+    EARLY: tl.constexpr,  # the weight is fetched together with the row
     G: tl.constexpr,
     GROUP: tl.constexpr,
 ):
@@ -351,12 +355,12 @@ def _long_row_cast_kernel(
     if fits != 0:  # two copies of the code, for a choice at run time
         done = _cast_row(
             *(x_ptr, residual_ptr, weight_ptr, q_ptr, scales_ptr, new_ptr, s_n, eps, eps_low, offset, offset_low),
-            *("evict_first", N, ADD, WEIGHT, OFFSET, CODE, FP8_MAX, UE8M0, WHOLE, G, GROUP),
+            *("evict_first", N, ADD, WEIGHT, OFFSET, CODE, FP8_MAX, UE8M0, WHOLE, EARLY, G, GROUP),
         )
     else:
         done = _cast_row(
             *(x_ptr, residual_ptr, weight_ptr, q_ptr, scales_ptr, new_ptr, s_n, eps, eps_low, offset, offset_low),
-            *("", N, ADD, WEIGHT, OFFSET, CODE, FP8_MAX, UE8M0, WHOLE, G, GROUP),
+            *("", N, ADD, WEIGHT, OFFSET, CODE, FP8_MAX, UE8M0, WHOLE, EARLY, G, GROUP),
         )
     if done == 0:
         tl.debug_barrier()  # codes are stored once more and sums read back, maybe by another thread than stored them
@@ -404,7 +408,9 @@ def _short_rows_cast_kernel(
     m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
     n = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     mask = (m < M) & (n < N) if ROWS > 1 else (m >= 0) & (n < N)
-    x = load_rows(x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED)
+    x = load_rows(
+        x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED, ""
+    )
     rstd, rstd_low = exact_root(exact_squares(x), eps, eps_low, N)
     rstd, rstd_low = rstd[:, None], rstd_low[:, None]
     weight = x
@@ -449,7 +455,7 @@ def _squares_kernel(
     m = pid // chunks + tl.zeros((1, 1), tl.int64)
     n = pid % chunks * BLOCK + tl.arange(0, BLOCK)[None, :]
     x = load_rows(
-        x_ptr, residual_ptr, new_ptr, m, n, n < N, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED
+        x_ptr, residual_ptr, new_ptr, m, n, n < N, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED, ""
     )
     tl.store(squares_ptr + pid + tl.arange(0, 1), exact_squares(x))
 
@@ -482,7 +488,7 @@ def _rms_norm_kernel(
     k = tl.arange(0, K)
     squares = tl.sum(tl.load(squares_ptr + pid // chunks * chunks + k, mask=k < chunks, other=0.0), axis=0)
     rstd, rstd_low = exact_root(squares, eps, eps_low, N)  # scalars
-    x = load_rows(x_ptr, x_ptr, y_ptr, m, n, n < N, heads, outer, pitch, pitch, N, False, SPLIT, ALIGNED)
+    x = load_rows(x_ptr, x_ptr, y_ptr, m, n, n < N, heads, outer, pitch, pitch, N, False, SPLIT, ALIGNED, "")
     rstd = tl.zeros_like(x) + rstd
     y = x * rstd
     rest = tl.fma(x, rstd, y * -1.0) + x * rstd_low

@@ -102,7 +102,7 @@ def _loop_kernel(
     for first in range(0, N, BLOCK):
         n = first + tl.arange(0, BLOCK)[None, :]
         x = load_rows(
-            x_ptr, residual_ptr, new_ptr, m, n, n < N, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED
+            x_ptr, residual_ptr, new_ptr, m, n, n < N, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED, ""
         )
         count = tl.minimum(N - first, BLOCK).to(tl.float32)
         chunk_mean, chunk_squares = _chunk_statistics(x, n < N, count, CENTERED)
@@ -120,7 +120,7 @@ def _loop_kernel(
             x = tl.load(new_ptr + m * N + n, mask=n < N, other=0.0).to(tl.float32)
         else:
             x = load_rows(
-                x_ptr, x_ptr, x_ptr, m, n, n < N, heads, outer, pitch, residual_pitch, N, False, SPLIT, ALIGNED
+                x_ptr, x_ptr, x_ptr, m, n, n < N, heads, outer, pitch, residual_pitch, N, False, SPLIT, ALIGNED, ""
             )
         y = _finish(x, mean, rstd, weight_ptr, bias_ptr, n, offset, N, WEIGHT, BIAS)
         tl.store(y_ptr + m * N + n, y.to(y_ptr.dtype.element_ty), mask=n < N)
@@ -157,7 +157,7 @@ def _statistics_kernel(
     first = pid % chunks * BLOCK
     n = first + tl.arange(0, BLOCK)[None, :]
     x = load_rows(
-        x_ptr, residual_ptr, new_ptr, m, n, n < N, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED
+        x_ptr, residual_ptr, new_ptr, m, n, n < N, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED, ""
     )
     mean, squares = _chunk_statistics(x, n < N, tl.minimum(N - first, BLOCK).to(tl.float32), CENTERED)
     at = stats_ptr + pid * 2 + tl.arange(0, 1)
@@ -235,8 +235,8 @@ def _statistics_bwd_kernel(
     m = pid // chunks + tl.zeros((1, 1), tl.int64)
     first = pid % chunks * BLOCK
     n = first + tl.arange(0, BLOCK)[None, :]
-    x = load_rows(x_ptr, x_ptr, x_ptr, m, n, n < N, heads, outer, pitch, pitch, N, False, SPLIT, ALIGNED)
-    dy = load_rows(dy_ptr, x_ptr, x_ptr, m, n, n < N, 1, 0, dy_pitch, pitch, N, False, False, ALIGNED)
+    x = load_rows(x_ptr, x_ptr, x_ptr, m, n, n < N, heads, outer, pitch, pitch, N, False, SPLIT, ALIGNED, "")
+    dy = load_rows(dy_ptr, x_ptr, x_ptr, m, n, n < N, 1, 0, dy_pitch, pitch, N, False, False, ALIGNED, "")
     p = scaled(dy, weight_ptr, n, offset, N, WEIGHT, True)
     mean, squares = _chunk_statistics(x, n < N, tl.minimum(N - first, BLOCK).to(tl.float32), CENTERED)
     at = stats_ptr + pid * 4 + tl.arange(0, 1)

@@ -189,12 +189,25 @@ def silu_product_of_finite(gate, up, WIDE: tl.constexpr):
 
 
 @triton.jit
-def opaque(x):
-    """x; but the compiler does not know, so what it made of x before is not kept in registers for use after."""
-    if _INTERPRETED or x.dtype.primitive_bitwidth != 16:
+def widened(x, AGAIN: tl.constexpr = False):
+    """x in float32. Two bfloat16 of a register take two instructions; the compiler's own way is three. AGAIN: it is not
+    to know that another call gives the same, so that it does not keep the row in float32 for use after. Tensors so
+    small that a thread may have one element go the compiler's way."""
+    if _INTERPRETED or x.dtype != tl.bfloat16 or x.numel < 1024:
+        return x.to(tl.float32)
+    else:
+        code: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+        return tl.inline_asm_elementwise(code, "=r,=r,r", [x], tl.float32, is_pure=not AGAIN, pack=2)
+
+
+@triton.jit
+def after(x, zero):
+    """x; but what is made of it waits for `zero`, a 0 that is known at run time only, and is not what was made of it
+    before: so a row of 16-bit numbers stays packed while sums over it are on their way."""
+    if _INTERPRETED or x.dtype.primitive_bitwidth != 16 or x.numel < 1024:
         return x
     else:
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, is_pure=False, pack=2)
+        return tl.inline_asm_elementwise("xor.b32 $0, $1, $2;", "=r,r,r,r", [x, zero], x.dtype, is_pure=True, pack=2)
 
 
 @triton.jit
@@ -261,15 +274,17 @@ def exact_root(squares, eps, eps_low, N: tl.constexpr):
 @triton.jit
 def load_rows(
     x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N: tl.constexpr,
-    ADD: tl.constexpr, SPLIT: tl.constexpr, ALIGNED: tl.constexpr,
+    ADD: tl.constexpr, SPLIT: tl.constexpr, ALIGNED: tl.constexpr, CACHE: tl.constexpr,
 ):  # fmt: skip
-    """Rows of x in float32. With ADD: of x + residual, rounded and stored at new_ptr."""
-    x = tl.load(x_ptr + row_start(m, heads, outer, pitch, SPLIT, ALIGNED) + n, mask=mask, other=0.0).to(tl.float32)
+    """Rows of x in float32. With ADD: of x + residual, rounded and stored at new_ptr. CACHE: modifier of the loads"""
+    at = row_start(m, heads, outer, pitch, SPLIT, ALIGNED) + n
+    x = widened(tl.load(x_ptr + at, mask=mask, other=0.0, cache_modifier=CACHE))
     if ADD:
         at = row_start(m, 1, 0, residual_pitch, False, ALIGNED) + n
-        total = (x + tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)).to(new_ptr.dtype.element_ty)
+        residual = widened(tl.load(residual_ptr + at, mask=mask, other=0.0, cache_modifier=CACHE))
+        total = (x + residual).to(new_ptr.dtype.element_ty)
         tl.store(new_ptr + m * N + n, total, mask=mask)
-        x = total.to(tl.float32)
+        x = widened(total)
     return x
 
 

@@ -43,10 +43,11 @@ from tle_ops.kernels._rows_triton import (
     rows_of,
     silu_product,
     silu_product_of_finite,
+    widened,
 )
 from tle_ops.kernels._triton import kernel, magnitude, scale_of
 
-_TILE = 1024  # elements per program of one warp
+_TILE = 1024  # elements per program of two warps
 _FITS = 48 * 2**20  # elements of x that may leave the L2 cache (60 MB) first
 _CHUNK = 4096  # elements per program of 4 warps, on the long way
 _CODE = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
@@ -56,11 +57,11 @@ _CODE = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
 @triton.jit
 def _halves(x_ptr, n, mask, limit, H, LIMIT: tl.constexpr, EVICT: tl.constexpr):
     if mask is None:
-        gate = tl.load(x_ptr + n, eviction_policy=EVICT).to(tl.float32)
-        up = tl.load(x_ptr + H + n, eviction_policy=EVICT).to(tl.float32)
+        gate = widened(tl.load(x_ptr + n, eviction_policy=EVICT))
+        up = widened(tl.load(x_ptr + H + n, eviction_policy=EVICT))
     else:
-        gate = tl.load(x_ptr + n, mask, 0.0, eviction_policy=EVICT).to(tl.float32)
-        up = tl.load(x_ptr + H + n, mask, 0.0, eviction_policy=EVICT).to(tl.float32)
+        gate = widened(tl.load(x_ptr + n, mask, 0.0, eviction_policy=EVICT))
+        up = widened(tl.load(x_ptr + H + n, mask, 0.0, eviction_policy=EVICT))
     if LIMIT:
         gate, up = clamp_above(gate, limit), clamp_both(up, limit)
     return gate, up
@@ -193,7 +194,7 @@ def swiglu_per_token_cast_fp8(
         (x, q, scales),
         (r.M, r.pitch, *_scale_strides(scales), 0.0 if limit is None else limit, int(x.numel() <= _FITS)),
         (N, limit is not None, _CODE[dtype], FP8_MAX[dtype], scale_ue8m0, r.aligned, rows, groups, group),
-        min(max(rows * groups * group // 1024, 1), 16),
+        min(max(rows * groups * group // 512, 1), 16),
     )
     return q, scales
 
@@ -279,9 +280,9 @@ def _rms_norm_cast(
     whole = group >= N
     width = 128 if whole else group
     if N >= 1024 and 16 <= width <= 1024:
-        piece, num_warps = _piece(N, whole)
+        piece, num_warps, early = _piece(N, whole)
         fits = int(x.numel() * (1 + add) <= _FITS)
-        constants = (*flags, whole, piece // width, width)
+        constants = (*flags, whole, early, piece // width, width)
         norm_cast._long_row_cast_kernel(r.M, tensors, (*scalars, fits), constants, num_warps)
     else:
         rows, block, num_warps = norm_triton.tile_of(N)
@@ -291,14 +292,16 @@ def _rms_norm_cast(
     return q, scales
 
 
-def _piece(N: int, whole: bool) -> tuple[int, int]:
-    """Columns of a tile of a long row, 8 of them at most, and warps: 32 or 64 elements of the row per thread, and no
-    lanes beyond its end if a multiple of 1024 is long enough."""
+def _piece(N: int, whole: bool) -> tuple[int, int, bool]:
+    """Columns of a tile of a long row, 8 of them at most, warps, and whether the weight is fetched together with the
+    row: 32 or 64 elements of the row per thread, and no lanes beyond its end if a multiple of 1024 is long enough."""
     if N > 8192:
-        return 2048, 8
+        return 2048, 8, True
     if N > 4096:
-        return 1024 if N % 2048 else 2048, 4
-    return 1024, 4 if whole else 2
+        return (1024, 4, True) if N % 2048 else (2048, 4, False)
+    if whole:
+        return 1024, 4, True
+    return (1024, 2, True) if N > 2048 else (1024, 1, False)
 
 
 def _rms_norm(

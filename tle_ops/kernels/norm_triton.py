@@ -1,8 +1,7 @@
 """Norms in Triton: rms_norm, add_rms_norm and layer_norm by the same kernels.
 
-Rows of up to LONGEST columns stay in registers. A backward is persistent: a program walks over many rows, keeps its
-sums of dweight and dbias in registers and leaves one row of each in a scratch matrix, which a second kernel sums in a
-fixed order. Longer rows are cut into chunks, and a statistic is merged from those of the chunks (_norm_wide_triton.py).
+Rows of up to LONGEST columns stay in registers; their gradients are in _norm_bwd_triton.py. Longer rows are cut into
+chunks, and a statistic is merged from those of the chunks (_norm_wide_triton.py).
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tle_ops import _meta
+from tle_ops.kernels import _norm_bwd_triton as bwd
 from tle_ops.kernels import _norm_wide_triton as wide
 from tle_ops.kernels._replay import replayed, scratch
 from tle_ops.kernels._rows_triton import (
@@ -22,13 +21,10 @@ from tle_ops.kernels._rows_triton import (
     load_rows,
     normed,
     num_multiprocessors,
-    row_start,
     rows_of,
-    scaled,
+    widened,
 )
 from tle_ops.kernels._triton import kernel
-
-_COLUMNS = 16  # that a program sums over the rows of a scratch matrix
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
@@ -60,122 +56,31 @@ def _norm_kernel(
     m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
     n = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     mask = (m < M) & (n < N) if ROWS > 1 else (m >= 0) & (n < N)
-    x = load_rows(x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED)
+    x = load_rows(  # past the first cache, where the weight is to stay
+        *(x_ptr, residual_ptr, new_ptr, m, n, mask, heads, outer, pitch, residual_pitch, N, ADD, SPLIT, ALIGNED, ".cg")
+    )
     if WEIGHT:  # now, so that their way here is not added to the row's: a microsecond of seven where rows are few
-        weight = tl.load(weight_ptr + n, mask=n < N, other=0.0)
+        weight = tl.load(weight_ptr + n, mask=n < N, other=0.0, eviction_policy="evict_last")  # all programs read it
     if BIAS:
-        bias = tl.load(bias_ptr + n, mask=n < N, other=0.0)
+        bias = tl.load(bias_ptr + n, mask=n < N, other=0.0, eviction_policy="evict_last")
     y, _ = normed(x, n < N, eps, N, CENTERED)
     if WEIGHT:
-        y *= weight.to(tl.float32) + offset
+        y *= widened(weight) + offset
     if BIAS:
-        y += bias.to(tl.float32)
+        y += widened(bias)
     tl.store(y_ptr + m * N + n, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-@kernel("M", "heads", "outer", "pitch", "dy_pitch", "dnew_pitch", "eps", "offset")
-def _norm_bwd_kernel(
-    dy_ptr,  # [M, N], row pitch dy_pitch
-    dnew_ptr,  # with ADD: [M, N], row pitch dnew_pitch
-    x_ptr,  # [M, N], rows as `Rows` says
-    weight_ptr,  # with WEIGHT: [N]
-    dx_ptr,  # [M, N], contiguous
-    dweight_ptr,  # with DWEIGHT: float32 [programs, N]
-    dbias_ptr,  # with DBIAS: float32 [programs, N]
-    M: tl.int64,
-    heads: tl.int64,
-    outer: tl.int64,
-    pitch: tl.int64,
-    dy_pitch: tl.int64,
-    dnew_pitch: tl.int64,
-    eps: tl.float32,
-    offset: tl.float32,
-    N: tl.constexpr,
-    CENTERED: tl.constexpr,
-    ADD: tl.constexpr,
-    WEIGHT: tl.constexpr,
-    DWEIGHT: tl.constexpr,
-    DBIAS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    if PDL:
-        gdc_launch_dependents()  # the sums over programs: they wait for all of this, but their launch is over by then
-    pid = tl.program_id(0)
-    n = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
-    inside = n < N
-    if BLOCK <= 8192:  # beyond, registers do not suffice for the weight, too
-        weight = scaled(tl.full((1, BLOCK), 1.0, tl.float32), weight_ptr, n, offset, N, WEIGHT, True)
-    dweight = tl.zeros((ROWS, BLOCK), tl.float32)
-    dbias = tl.zeros((ROWS, BLOCK), tl.float32)
-    tiles = tl.cdiv(M, ROWS).to(tl.int32)
-    for tile in tl.range(pid, tiles, tl.num_programs(0), num_stages=STAGES):
-        m = (tl.zeros((ROWS, 1), tl.int64) + tile) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
-        mask = (m < M) & inside if ROWS > 1 else (m >= 0) & inside
-        x = tl.load(x_ptr + row_start(m, heads, outer, pitch, SPLIT, ALIGNED) + n, mask=mask, other=0.0)
-        dy = tl.load(dy_ptr + row_start(m, 1, 0, dy_pitch, False, ALIGNED) + n, mask=mask, other=0.0).to(tl.float32)
-        if ADD:
-            dnew = tl.load(dnew_ptr + row_start(m, 1, 0, dnew_pitch, False, ALIGNED) + n, mask=mask, other=0.0)
-        x, rstd = normed(x.to(tl.float32), inside, eps, N, CENTERED)
-        p = dy * weight if BLOCK <= 8192 else scaled(dy, weight_ptr, n, offset, N, WEIGHT, True)
-        dx = p - x * (tl.sum(p * x, axis=1) * (1.0 / N))[:, None]
-        if CENTERED:
-            dx -= (tl.sum(p, axis=1) * (1.0 / N))[:, None]
-        dx *= rstd
-        if ADD:
-            dx += dnew.to(tl.float32)
-        tl.store(dx_ptr + m * N + n, dx.to(dx_ptr.dtype.element_ty), mask=mask)
-        if DWEIGHT:
-            dweight += tl.where(mask, dy * x, 0.0)
-        if DBIAS:
-            dbias += dy
-    at = pid.to(tl.int64) * N + n
-    if DWEIGHT:
-        tl.store(dweight_ptr + at, tl.sum(dweight, axis=0)[None, :], mask=inside)
-    if DBIAS:
-        tl.store(dbias_ptr + at, tl.sum(dbias, axis=0)[None, :], mask=inside)
-
-
-@kernel("P")
-def _column_sum_kernel(
-    parts_ptr,  # float32 [P, N]
-    out_ptr,  # [N]
-    P: tl.int32,
-    N: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    if PDL:
-        gdc_wait()
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    total = tl.zeros((BLOCK_P, BLOCK_N), tl.float32)
-    for first in range(0, P, BLOCK_P):
-        p = first + tl.arange(0, BLOCK_P)[:, None]
-        total += tl.load(parts_ptr + p.to(tl.int64) * N + n, mask=(p < P) & (n < N), other=0.0)
-    tl.store(out_ptr + n, tl.sum(total, axis=0)[None, :].to(out_ptr.dtype.element_ty), mask=n < N)
-
-
 # --- launchers --------------------------------------------------------------------------------------------------------
-def tile_of(N: int) -> tuple[int, int, int]:
-    """ROWS, BLOCK and warps of a forward: 16 to 32 elements per thread, rows of less than 2048 columns together."""
+def tile_of(N: int, add: bool | None = None) -> tuple[int, int, int]:
+    """ROWS, BLOCK and warps of a forward: 16 to 32 elements per thread, rows of less than 2048 columns together. Longer
+    rows were measured: with a residual 16 elements are best, without one 64."""
     block = triton.next_power_of_2(N)
     rows = max(1, 2048 // block)
-    return rows, block, max(4, min(rows * block // 1024, 16))
-
-
-def _tile_of_backward(N: int, itemsize: int) -> tuple[int, int, int, int] | None:
-    """ROWS, BLOCK, warps, stages: tiles of 8192 elements, 32 per thread, so that their sums fit into registers. The
-    next one or two, of `itemsize` bytes per element in all inputs together, are on their way to shared memory (227 KiB)
-    while one is worked on. None: rows are too long for that."""
-    block = triton.next_power_of_2(N)
-    rows = max(1, min(8192 // block, 64))
-    ahead = min(2, 200_000 // (rows * block * itemsize))
-    return (rows, block, max(4, rows * block // 1024), 1 + ahead) if N <= LONGEST and ahead else None
+    num_warps = max(4, min(rows * block // 1024, 16))
+    if block == 8192 and add is not None:
+        num_warps = 16 if add else 4
+    return rows, block, num_warps
 
 
 def norm(
@@ -208,7 +113,7 @@ def norm(
     if r.N > LONGEST:
         wide.norm(tensors, scalars, flags)
         return
-    rows, block, num_warps = tile_of(r.N)
+    rows, block, num_warps = tile_of(r.N, new is not None)
     _norm_kernel(triton.cdiv(r.M, rows), tensors, scalars, (*flags, rows, block), num_warps)
 
 
@@ -237,30 +142,29 @@ def _norm_bwd(
     aligned = r.aligned and dy_rows.aligned and dnew_rows.aligned
     scalars = (r.M, r.heads, r.outer, r.pitch, dy_rows.pitch, dnew_rows.pitch, eps, offset)
     flags = (r.N, centered, add, weight is not None, *want, r.split, aligned)
-    inputs = [dy, x, *[dnew] * add]
-    if r.N > 8192 and weight is not None:  # read anew for each row
-        inputs.append(weight)
-    tile = _tile_of_backward(r.N, sum(t.itemsize for t in inputs))
-    if tile is None:
+    ahead = x.itemsize + dy.itemsize
+    held = ahead + (0 if weight is None else weight.itemsize) + 4 * len(sums)
+    plan = bwd.plan(r.N, ahead + dnew.itemsize * add, held) if r.N <= LONGEST else None
+    if plan is None:
         programs = wide.backward_programs(r.M, r.N, x.device)
     else:
-        tiles = triton.cdiv(r.M, tile[0])
-        programs = triton.cdiv(tiles, triton.cdiv(tiles, num_multiprocessors(x.device)))  # that all have as much to do
+        tiles = triton.cdiv(r.M, plan.rows)
+        most = plan.resident * num_multiprocessors(x.device)
+        programs = triton.cdiv(tiles, triton.cdiv(tiles, most))  # that all have as much to do
     parts = scratch(x.device, *[(programs * r.N, torch.float32)] * len(sums)) if sums else []  # each [programs, N]
     places = [dx, dx]  # pointers that are not used
     for (i, _), part in zip(sums, parts, strict=True):
         places[i] = part
     tensors = (dy, dnew, x, _vector(weight, x), dx, *places)
-    pdl = has_dependent_launch(x.device)
-    if tile is None:
+    pdl = has_dependent_launch(x.device) and plan is not None
+    if plan is None:
         wide.norm_bwd(programs, tensors, scalars, flags)
     else:
-        rows, block, num_warps, stages = tile
-        _norm_bwd_kernel(programs, tensors, scalars, (*flags, rows, block, stages, pdl and len(sums) > 0), num_warps)
+        plan.kernel(programs, tensors, scalars, (*flags, *plan.tile, pdl and len(sums) > 0), plan.num_warps)
     for k, (_, out) in enumerate(sums):
-        early = pdl and tile is not None and k == 0
-        columns = triton.cdiv(r.N, _COLUMNS)
-        _column_sum_kernel(columns, (parts[k], out), (programs,), (r.N, 256, _COLUMNS, early), 8, pdl=early)
+        early = pdl and k == 0
+        columns = triton.cdiv(r.N, bwd.COLUMNS)
+        bwd.column_sum_kernel(columns, (parts[k], out), (programs,), (r.N, 256, bwd.COLUMNS, early), 8, pdl=early)
 
 
 def _vector(t: Tensor | None, unused: Tensor) -> Tensor:
