@@ -117,14 +117,19 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
+def linked(text: str) -> str:
+    text = re.sub(r"\[`(\w+)`\]\(\.\./tle_ops/ops/\w+\.py\)", r"[`\1`](ops/\1.md)", text)
+    text = text.replace("](../tle_ops/ops)", "](ops/index.md)")
+    return re.sub(r"\[([^\]]+)\]\(\.\./[^)]+\)", r"\1", text)
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links out of docs/, which are right where the sources are read: an operator's source becomes its page, and other
     files of the project are named, not linked."""
     if "/" in page.file.src_uri:  # a page of an operator
         return markdown
-    markdown = re.sub(r"\[`(\w+)`\]\(\.\./tle_ops/ops/\w+\.py\)", r"[`\1`](ops/\1.md)", markdown)
-    markdown = markdown.replace("](../tle_ops/ops)", "](ops/index.md)")
-    markdown = re.sub(r"\[([^\]]+)\]\(\.\./[^)]+\)", r"\1", markdown)
+    parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)  # every second one is code
+    markdown = "".join(part if i % 2 else linked(part) for i, part in enumerate(parts))
     return errors(markdown) if page.file.src_uri == "errors.md" else markdown
 
 

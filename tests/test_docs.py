@@ -39,14 +39,18 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}
 
 
+def prose(page: pathlib.Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
 LINKED = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md"))]
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     """In the sources, as they are read on a code host."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if "://" in target:
             continue
         path, _, anchor = target.partition("#")
@@ -62,7 +66,7 @@ def test_links_to_operators_lead_to_their_source():
 
     found = set()
     for page in PAGES:
-        for name, path in re.findall(r"\[`(\w+)`\]\(\.\./(tle_ops/ops/\w+\.py)\)", page.read_text(encoding="utf-8")):
+        for name, path in re.findall(r"\[`(\w+)`\]\(\.\./(tle_ops/ops/\w+\.py)\)", prose(page)):
             assert (ROOT / path).samefile(sys.modules[getattr(tle_ops, name).__module__].__file__), (
                 f"{page.name}: {name}"
             )
