@@ -225,7 +225,7 @@ def check_kernels_in_the_interpreter(rank, world):
     distributed_triton.distributed_barrier(torch.ones(1))
     for ws in _symmetric._workspaces.values():
         ws.state[0] = 2**31 - 3  # calls whose number does not fit into 32 bits
-    for copies in (1 << 22, 1):  # all by kernels; large ones, by copies
+    for copies in (1 << 25, 1):  # all by kernels; large ones, by copies
         distributed_triton._COPIES = copies
         x = torch.randn(24, 256, generator=torch.Generator().manual_seed(rank)).bfloat16()
         for name, args in (
