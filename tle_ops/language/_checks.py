@@ -121,7 +121,8 @@ def index(op, name, value, low=0, high=None):
 
 @check
 def pointers(op, name, x):
-    if not is_pointer(x):
+    block_pointer = getattr(x, "__triton_block_ptr__", False)  # no tensor in Triton 3.8
+    if not is_pointer(x) and not block_pointer:
         raise TypeError(f"{op}: {name} must be a pointer or a block of pointers, got {shown(x)}")
 
 

@@ -9,8 +9,8 @@ from tle_ops.language.scan import cumsum
 
 @triton.jit
 def _comparable(x):
-    """8-bit floats cannot be compared, their values in float32 can."""
-    if x.dtype.is_fp8():
+    """8-bit floats cannot be compared; of bfloat16 the interpreter of Triton 3.9 compares the bits: -0.0 is not 0."""
+    if x.dtype.is_fp8() or x.dtype.is_bf16():
         x = x.to(tl.float32)
     return x
 
