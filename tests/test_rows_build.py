@@ -117,6 +117,17 @@ def check_shared_memory() -> None:
                 assert kernel.shared <= SHARED, f"{kernel.name}: {kernel.shared} bytes at N = {N}, {dtype}"
 
 
+def check_few_columns() -> None:
+    """So few that a thread holds one element of the weight, where two go together otherwise."""
+    for N in (1, 3, 40):
+        x, w = rows(N), torch.empty(N, dtype=torch.bfloat16)
+        built("norm", "add_rms_norm", x, x, w, 1e-6)
+        built("norm", "layer_norm", x, w, w, 1e-6)
+        built("norm", "add_rms_norm_bwd", x, x, x, w, 1e-6, 0.0, torch.bfloat16)
+        built("fused", "swiglu_per_token_cast_fp8", rows(2 * N))
+        built("fused", "add_rms_norm_per_token_cast_fp8", x, x, w, 1e-6)
+
+
 def check_activations() -> None:
     for op in ("swiglu", "geglu"):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -158,6 +169,7 @@ CHECKS = [
     check_gradients_of_long_rows,
     check_long_rows,
     check_shared_memory,
+    check_few_columns,
     check_activations,
     check_rope,
     check_fused,

@@ -280,7 +280,7 @@ def _rms_norm_cast(
     whole = group >= N
     width = 128 if whole else group
     if N >= 1024 and 16 <= width <= 1024:
-        piece, num_warps, early = _piece(N, whole)
+        piece, num_warps, early = _piece(N, whole, add)
         fits = int(x.numel() * (1 + add) <= _FITS)
         constants = (*flags, whole, early, piece // width, width)
         norm_cast._long_row_cast_kernel(r.M, tensors, (*scalars, fits), constants, num_warps)
@@ -292,13 +292,13 @@ def _rms_norm_cast(
     return q, scales
 
 
-def _piece(N: int, whole: bool) -> tuple[int, int, bool]:
+def _piece(N: int, whole: bool, add: bool) -> tuple[int, int, bool]:
     """Columns of a tile of a long row, 8 of them at most, warps, and whether the weight is fetched together with the
     row: 32 or 64 elements of the row per thread, and no lanes beyond its end if a multiple of 1024 is long enough."""
     if N > 8192:
         return 2048, 8, True
     if N > 4096:
-        return (1024, 4, True) if N % 2048 else (2048, 4, False)
+        return (1024, 4, True) if N % 2048 else (2048, 4, whole or add)
     if whole:
         return 1024, 4, True
     return (1024, 2, True) if N > 2048 else (1024, 1, False)
