@@ -59,7 +59,7 @@ COUNT, BEST, ABOVE, LEVEL = range(4)  # what a block tells the others
 
 # TileLang's checks, and its search for barriers that are missing, take longer than all the rest; the barriers here are
 # all that is needed, and the emulator's orders of the threads show it.
-OFF = ("thread_storage_sync", "data_race_check", "prelower_semantic_check", "buffer_init_check")
+OFF = ("thread_storage_sync", "data_race_check", "buffer_init_check")
 
 
 @functools.partial(Kernel, pass_configs={**PASS_CONFIGS, **{f"tl.disable_{name}": True for name in OFF}})
