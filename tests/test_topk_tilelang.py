@@ -202,7 +202,7 @@ def test_select_ptx(cluster):
 
 # --- at full size ----------------------------------------------------------------------------------------------------
 @pytest.mark.gpu
-@pytest.mark.parametrize("N, k", [(131072, 50), (131072, 2048), (262144, 2048), (32768, 2048), (8192, 100)])
+@pytest.mark.parametrize("N, k", [(131072, 50), (131072, 2048), (32768, 2048)])
 @pytest.mark.parametrize("largest", [True, False])
 def test_every_kind_on_gpu(N, k, largest):
     x = torch.cat([scores(kind, (1, N), F32, seed) for seed, kind in enumerate(KINDS)])
@@ -215,7 +215,8 @@ def test_every_kind_on_gpu(N, k, largest):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
 def test_windows_on_gpu(dtype):
-    for N, k, M in ((70001, 2048, 16), (131072, 50, 64), (9000, 300, 200)):
+    shapes = ((70001, 2048, 16), (131072, 50, 64), (9000, 300, 200))
+    for N, k, M in shapes if dtype == F32 else shapes[:1]:  # a kernel takes some ten seconds to build
         x = torch.cat([scores(kind, (-(-M // len(KINDS)), N), dtype, seed) for seed, kind in enumerate(KINDS)])[:M]
         g = torch.Generator().manual_seed(N)
         starts = torch.randint(-N, N, (M,), generator=g)
