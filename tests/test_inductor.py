@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import tle_ops
-from tests.table import BF16, assert_same_bits, outputs, randn
+from tests.table import BF16, F32, assert_same_bits, outputs, randn
+from tests.test_ops import SPECS
 from tle_ops import _inductor, _meta
 from tle_ops.kernels import INLINED
 
@@ -74,6 +75,28 @@ def test_symbolic_sizes_have_no_site(monkeypatch):
 def test_every_whole_operator_has_sites():
     for op in _meta.CONTRACTS:
         assert hasattr(getattr(torch.ops.tle, op).default, "sites") == (op not in INLINED), op
+
+
+@pytest.mark.parametrize("op", sorted(INLINED))
+def test_inlined_operators_stay_whole_for_other_backends(op):
+    """To these a definition in place of the op would bring other bits on a GPU, and nothing is fused in exchange."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.utils import run_and_get_code
+
+    spec = next(s for s in SPECS if s.name == op)
+    args = next(spec.samples(F32)).args
+    packet = getattr(torch.ops.tle, op)
+    calls = []
+
+    def record(graph, _):
+        calls.extend(n.target for n in graph.graph.nodes if n.op == "call_function")
+        return graph.forward
+
+    torch.compile(lambda *a: packet(*a), fullgraph=True, backend=aot_autograd(fw_compiler=record))(*args)
+    assert packet.default in calls
+    torch._dynamo.reset()
+    _, code = run_and_get_code(torch.compile(lambda *a: packet(*a), fullgraph=True), *args)
+    assert f"torch.ops.tle.{op}" not in "".join(code)
 
 
 @pytest.mark.gpu

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tle_ops import _dispatch
 
@@ -110,6 +111,12 @@ def _call(node: Any, writeline: Callable[[str], None]) -> None:
     description = _described(node)
     call = name if description is None else f"{name}.sites[{description!r}]"
     writeline(f"{node.get_name()} = {call}({arguments})")
+
+
+def compiling() -> bool:
+    """Whether the graph that is being made is for Inductor."""
+    virtualized = sys.modules.get("torch._inductor.virtualized")
+    return virtualized is not None and isinstance(virtualized.V.fake_mode, FakeTensorMode)
 
 
 def teach(ops: list[torch._ops.OpOverload]) -> None:

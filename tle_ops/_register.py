@@ -260,12 +260,13 @@ def _spell_out_dtypes(op: torch._ops.OpOverload, parameters: dict[str, inspect.P
 
 
 def _inline(name: str, op: torch._ops.OpOverload, contract: _meta.Contract) -> None:
-    """While AOTAutograd makes a graph for Inductor, the op becomes its definition. Eager calls, Dynamo, torch.export
-    and subclasses still see the op. The rule is part of the sources, and so of the disk caches' key."""
+    """While AOTAutograd makes a graph for Inductor, the op becomes its definition. Eager calls, Dynamo, torch.export,
+    other backends, to which that would bring other bits and no gain, and subclasses still see the op. The rule is part
+    of the sources, and so of the disk caches' key."""
 
     def traced(mode: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         plain = all(t in (torch.Tensor, torch.nn.Parameter, FunctionalTensor) for t in types)
-        if not plain or any(isinstance(a, torch.Tensor) and a.is_complex() for a in args):
+        if not (plain and _inductor.compiling()) or any(isinstance(a, torch.Tensor) and a.is_complex() for a in args):
             return mode.__torch_dispatch__(func, types, args, kwargs or {})  # below the mode, or it would come back
         with mode:
             contract.fn(*args)

@@ -20,7 +20,9 @@ RUN = 8  # of which so many lie together: a sector of float32
 # Blocks of a cluster, no more than is portable, and for how many rows an H200 runs that many clusters at once. Those of
 # a cluster share a group of 16 or 18 multiprocessors, so not every multiprocessor finds a place in one.
 CLUSTERS = ((8, 8), (4, 28), (2, 66), (1, 2**31))
-WORDS = 16384  # of 32 columns that a block has bits for, at most
+# Words of 32 columns that a block has bits for. Few sizes, since each is a kernel of its own: shared memory is not what
+# limits how many blocks a multiprocessor holds.
+WORDS = (8192, 16384)
 FEWEST = 16384  # columns of a block, if one more would have as few
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -28,7 +30,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 class Plan(NamedTuple):
     cluster: int  # blocks of a row
     part: int  # columns of a block, a multiple of 32
-    words: int  # of 32 columns, for whole steps of the filter; a power of two times one, so that few kernels are built
+    words: int  # of WORDS
 
 
 @functools.lru_cache(4096)
@@ -42,10 +44,8 @@ def plan(M: int, N: int, k: int) -> Plan | None:
         return None
     cluster = next(c for c, rows in CLUSTERS if rows >= M and (c == 1 or c // 2 * FEWEST < N))
     part = -(-N // (32 * cluster)) * 32
-    words = STEP * THREADS // 32
-    while 32 * words < part:
-        words *= 2
-    return Plan(cluster, part, words) if words <= WORDS else None
+    words = next((w for w in WORDS if 32 * w >= part), None)
+    return None if words is None else Plan(cluster, part, words)
 
 
 def takes(op: str, args: tuple[Any, ...]) -> bool:
