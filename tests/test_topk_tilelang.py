@@ -117,20 +117,17 @@ def test_selector_within_windows(small):
 def test_who_serves_which_call():
     """What this way takes and is not better at is the default's, also if the backend is forced."""
 
-    class FakeCuda(torch.Tensor):
-        is_cuda = True
-
     def choice(*args, **options):
-        x = torch.Tensor._make_subclass(FakeCuda, args[1])
-        return _dispatch.explain(args[0], x, *args[2:], **options).module
+        return _dispatch.explain(*args, device="cuda", **options).module
 
     x = torch.empty(2, 40000)
     for forced in ("tilelang", None):
         with _dispatch.backend(forced):
             assert choice("topk", x, 50, -1, True, False) == "topk_tilelang"
+            assert choice("topk", x, k=50, sorted=False) == "topk_tilelang"
             assert choice("topk_selector", x, 50) == "topk_tilelang"
             other = "topk_tilelang" if forced else "topk_triton"
-            assert choice("topk_selector", x.half(), 50, None, torch.ones(2)) == other
+            assert choice("topk_selector", x.half(), 50, None, torch.ones(2, dtype=torch.int32)) == other
             assert choice("topk_selector", x[:, :10000], 50) == other
             assert choice("topk", x, 50) == "topk_triton"
             assert choice("topk", x, 1, 0, True, False) == "topk_triton"

@@ -124,20 +124,30 @@ def explain(op: str, *args: Any, device: str | None = None, **options: Any) -> C
     if not tensors:
         raise ValueError(f"explain: the arguments of {op} must contain a tensor, got {given}")
     kind = device or next((t.device.type for t in tensors if t.device.type != "cpu"), "cpu")
+    arguments = _try_fake(op, args, options, device)
     if kind == "cuda":
-        choice = _choose(op, given, _forced)
+        choice = _choose(op, given if arguments is None else arguments, _forced)
     elif kind == "meta":
         reason = "meta tensors hold no data: only shapes and dtypes are computed"
         choice = Choice(op, "meta", "contract", "_meta", reason)
     else:
         choice = Choice(op, "cpu", "ref", CPU[op], "the reference is the CPU kernel")
-    _try_fake(op, args, options, device)
     return choice
 
 
-def _try_fake(op: str, args: tuple[Any, ...], options: dict[str, Any], device: str | None) -> None:
-    """The call with tensors without data, on `device` if one is given: raises what the call would raise."""
+def _try_fake(op: str, args: tuple[Any, ...], options: dict[str, Any], device: str | None) -> tuple[Any, ...] | None:
+    """The call with tensors without data, on `device` if one is given: raises what the call would raise. Returns the
+    arguments that the operator gets, defaults at the end left out, if it is called at all."""
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[tuple[Any, ...]] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+            if func is getattr(torch.ops.tle, op).default:
+                seen.append((*args, *(kwargs or {}).values()))
+            return func(*args, **(kwargs or {}))
 
     def fake(a: Any) -> Any:
         if not isinstance(a, Tensor):
@@ -154,8 +164,9 @@ def _try_fake(op: str, args: tuple[Any, ...], options: dict[str, Any], device: s
     call = getattr(sys.modules["tle_ops"], op, None)  # a backward has no public function
     if call is None or (not binds(call) and binds(_meta.CONTRACTS[op].fn)):
         call = getattr(torch.ops.tle, op)
-    with torch.no_grad(), FakeTensorMode():
+    with torch.no_grad(), FakeTensorMode(), Seen():
         call(*map(fake, args), **{name: fake(a) for name, a in options.items()})
+    return seen[0] if seen else None
 
 
 def _choose(op: str, args: tuple[Any, ...], forced: str | None) -> Choice:
