@@ -349,18 +349,21 @@ def test_plans_of_long_rows_are_within_bounds():
 
 @pytest.mark.gpu
 def test_calls_of_several_launches_are_replayed():
-    from tle_ops.kernels import topk_triton
+    from tle_ops.kernels import topk_tilelang, topk_triton
+
+    def known_calls():
+        return len(topk_triton.topk.replays) + len(topk_tilelang.topk.replays)
 
     for N, k, sorted in ((300, 20, True), (3000, 64, False), (50000, 512, False), (50000, 512, True)):
         calls = [scores("normal", (7, N), F32, seed).cuda() for seed in range(3)]
-        known = len(topk_triton.topk.replays)
+        known = known_calls()
         for x in calls:
             values, indices = tle_ops.topk(x, k, sorted=sorted)
             want = sorted_columns(x, True)[:, :k]
             want = want if sorted else want.sort(-1).values
             assert indices.equal(want)
             assert values.equal(x.gather(-1, want))
-        assert len(topk_triton.topk.replays) == known + 1
+        assert known_calls() == known + 1
 
 
 def sorted_columns(x: Tensor, largest: bool, inside: Tensor | None = None) -> Tensor:

@@ -47,7 +47,8 @@ from tle_ops.kernels._rows_triton import (
 )
 from tle_ops.kernels._triton import kernel, magnitude, scale_of
 
-_TILE = 1024  # elements per program of two warps
+# Elements per program: of two warps while x fits into the L2 cache (15.6 us for 16.2), else of one (142 for 155).
+_TILE = 1024
 _FITS = 48 * 2**20  # elements of x that may leave the L2 cache (60 MB) first
 _CHUNK = 4096  # elements per program of 4 warps, on the long way
 _CODE = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
@@ -189,12 +190,13 @@ def swiglu_per_token_cast_fp8(
     x, r = rows_of(x)
     groups = max(1, min(triton.next_power_of_2(N), _TILE) // group)
     rows = max(1, _TILE // (groups * group))
+    fits = x.numel() <= _FITS
     _swiglu_cast_kernel(
         triton.cdiv(r.M, rows) * triton.cdiv(N, groups * group),
         (x, q, scales),
-        (r.M, r.pitch, *_scale_strides(scales), 0.0 if limit is None else limit, int(x.numel() <= _FITS)),
+        (r.M, r.pitch, *_scale_strides(scales), 0.0 if limit is None else limit, int(fits)),
         (N, limit is not None, _CODE[dtype], FP8_MAX[dtype], scale_ue8m0, r.aligned, rows, groups, group),
-        min(max(rows * groups * group // 512, 1), 16),
+        min(max(rows * groups * group // (512 if fits else 1024), 1), 16),
     )
     return q, scales
 

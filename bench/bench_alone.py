@@ -1,5 +1,5 @@
 """Cases: the distributed ops in a world of one process, where nothing travels: what their kernels cost beside a copy.
-Between GPUs: `torchrun --nproc-per-node 2 -m bench.distributed`."""
+Between GPUs: `torchrun --nproc-per-node 2 -m bench.distributed`, whose results are the family distributed."""
 
 from __future__ import annotations
 
