@@ -138,6 +138,16 @@ def test_who_serves_which_call():
         assert choice("topk_selector", x, 50) == "topk_triton"
 
 
+def test_older_gpus_have_no_clusters(monkeypatch):
+    x = torch.empty(2, 40000)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, module in (((8, 0), "topk_triton"), ((9, 0), "topk_tilelang"), ((10, 0), "topk_tilelang")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        _cluster_plan._has_clusters.cache_clear()
+        assert _dispatch._choose("topk_selector", (x, 50), None).module == module
+    _cluster_plan._has_clusters.cache_clear()
+
+
 def test_geometry_is_within_bounds():
     for M in (1, 3, 16, 33, 64, 66, 67, 5000, 10**6):
         for N in (1, 31, 8193, 16385, 70001, 131072, 262144, 10**6, 2**22, 2**24):

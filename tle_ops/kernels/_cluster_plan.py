@@ -69,4 +69,10 @@ def _plan_of(op: str, args: tuple[Any, ...]) -> Plan | None:
         if in_order or dim not in (-1, x.dim() - 1):
             return None
     N = x.shape[-1]
-    return plan(x.numel() // N, N, k)
+    return plan(x.numel() // N, N, k) if _has_clusters(x.get_device()) else None
+
+
+@functools.cache
+def _has_clusters(device: int) -> bool:
+    """From compute capability 9.0 on. Without any GPU, where one can only ask what would be, yes."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(max(device, 0)) >= (9, 0)
