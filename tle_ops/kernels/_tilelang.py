@@ -95,7 +95,9 @@ def compile_prim_func(
 
 
 @functools.cache  # devices of one architecture share it
-def _entry(prim_func: Any, arch: str, pass_configs: tuple[tuple[str, Any], ...]) -> Callable[..., None]:
+def _entry(
+    prim_func: Any, arch: str, pass_configs: tuple[tuple[str, Any], ...] = tuple(PASS_CONFIGS.items())
+) -> Callable[..., None]:
     target = {"kind": "cuda", "arch": arch}
     kernel = tilelang.compile(prim_func, target=target, execution_backend="tvm_ffi", pass_configs=dict(pass_configs))
     # Past JITKernel.__call__, which walks over the arguments in Python.
