@@ -80,7 +80,7 @@ def test_bounds_that_are_no_number(small, largest):
     expected = _cluster_plan.SAMPLE * k / N
     rank = int(expected + 5 * expected**0.5) + 4  # of the sample: so many numbers are in it, the rest of it is NaN
     seen = torch.from_numpy(sampled_columns(N, plan_of_sample(), _cluster_plan.RUN))
-    x = torch.full((5, N), torch.nan)
+    x = torch.full((6, N), torch.nan)
     x[:, seen[:rank]] = torch.inf
     x[1, seen[: rank // 2]] = torch.arange(rank // 2).float()
     x[2, seen[: rank // 2]] = -torch.inf
@@ -88,6 +88,11 @@ def test_bounds_that_are_no_number(small, largest):
     # The bound is the answer, and the lists would have had room for all that equal it; an outlier in the sample.
     x[3] = sign * (torch.arange(N) % 10 == 7)
     x[4] = torch.randn(N, generator=torch.Generator().manual_seed(1)).index_fill(0, seen[:1], sign * 1e30)
+    # A bound that is the edge of a bin, and the key of -0.0; too few are above the next one. In the last row, behind
+    # which nothing may be written.
+    x[5] = sign * -(2.0**-125)
+    x[5, seen[0]] = sign * 3.0
+    x[5, seen[1:17]] = 0.0
     check_topk(x, k, largest, small)
 
 
@@ -134,6 +139,8 @@ def test_who_serves_which_call():
             assert choice("topk", x.int(), 50, -1, True, False) == "topk_triton"
             assert choice("topk_selector", x, 4097) == "topk_triton"
             assert choice("topk_selector", x[:0], 5) == "topk_triton"
+    for op in ("topk", "topk_selector"):
+        assert not _cluster_plan.takes(op, (x, -1))  # the operator says what is wrong with it
     with _dispatch.backend("triton"):
         assert choice("topk_selector", x, 50) == "topk_triton"
 
@@ -141,8 +148,15 @@ def test_who_serves_which_call():
 def test_older_gpus_have_no_clusters(monkeypatch):
     x = torch.empty(2, 40000)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for capability, module in (((8, 0), "topk_triton"), ((9, 0), "topk_tilelang"), ((10, 0), "topk_tilelang")):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+    gpus = (
+        (8, 166912, "topk_triton"),
+        (9, 232448, "topk_tilelang"),
+        (10, 232448, "topk_tilelang"),
+        (12, 101376, "topk_triton"),
+    )
+    for major, shared, module in gpus:
+        found = types.SimpleNamespace(major=major, shared_memory_per_block_optin=shared)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=found: found)
         _cluster_plan._has_clusters.cache_clear()
         assert _dispatch._choose("topk_selector", (x, 50), None).module == module
     _cluster_plan._has_clusters.cache_clear()

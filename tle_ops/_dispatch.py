@@ -144,7 +144,7 @@ def _try_fake(op: str, args: tuple[Any, ...], options: dict[str, Any], device: s
     seen: list[tuple[Any, ...]] = []
 
     class Seen(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
             if func is getattr(torch.ops.tle, op).default:
                 seen.append((*args, *(kwargs or {}).values()))
             return func(*args, **(kwargs or {}))

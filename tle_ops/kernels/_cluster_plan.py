@@ -23,6 +23,7 @@ CLUSTERS = ((8, 8), (4, 28), (2, 66), (1, 2**31))
 # Words of 32 columns that a block has bits for. Few sizes, since each is a kernel of its own: shared memory is not what
 # limits how many blocks a multiprocessor holds.
 WORDS = (8192, 16384)
+SHARED = 205_024  # bytes of a block, at most
 FEWEST = 16384  # columns of a block, if one more would have as few
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -55,14 +56,17 @@ def takes(op: str, args: tuple[Any, ...]) -> bool:
 
 def pays(op: str, args: tuple[Any, ...]) -> bool:
     """Whether it was measured to be the sooner one."""
-    return _plan_of(op, args) is not None and args[0].dtype == torch.float32 and 16384 < args[0].shape[-1] <= 262144
+    x = args[0]
+    if not isinstance(x, Tensor) or x.dtype != torch.float32 or x.dim() == 0 or not 16384 < x.shape[-1] <= 262144:
+        return False
+    return _plan_of(op, args) is not None
 
 
 def _plan_of(op: str, args: tuple[Any, ...]) -> Plan | None:
     if len(args) < 2:
         return None
     x, k = args[:2]
-    if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.dim() == 0 or x.numel() == 0 or not k:
+    if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.dim() == 0 or x.numel() == 0 or k <= 0:
         return None
     if op == "topk":
         dim, _, in_order = (*args[2:], *(-1, True, True)[len(args) - 2 :])
@@ -74,5 +78,9 @@ def _plan_of(op: str, args: tuple[Any, ...]) -> Plan | None:
 
 @functools.cache
 def _has_clusters(device: int) -> bool:
-    """From compute capability 9.0 on. Without any GPU, where one can only ask what would be, yes."""
-    return not torch.cuda.is_available() or torch.cuda.get_device_capability(max(device, 0)) >= (9, 0)
+    """From compute capability 9.0 on, where a block may have as much shared memory. Without any GPU, where one can only
+    ask what would be, yes."""
+    if not torch.cuda.is_available():
+        return True
+    found = torch.cuda.get_device_properties(max(device, 0))
+    return found.major >= 9 and found.shared_memory_per_block_optin >= SHARED

@@ -7,7 +7,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 import tle_ops.language as tle
-from tle_ops.kernels._keys_triton import keys_of, least, search, value_of
+from tle_ops.kernels._keys_triton import comparable, keys_of, least, search, value_of
 from tle_ops.kernels._lines_triton import known
 from tle_ops.kernels._triton import kernel
 
@@ -39,8 +39,8 @@ def _drawn(i, samples, length):
 @triton.jit
 def _against(x, bound, LARGEST: tl.constexpr):
     """Which elements have a key above the bound, and which have the bound's. Floats are compared by value, since it
-    takes one instruction where a key takes seven. No bound is the key of a NaN, except for the least: everything is
-    above that if the greatest are sought, else all but the NaNs."""
+    takes one instruction where a key takes more. No bound is the key of -0.0 or of a NaN, except for the least:
+    everything is above that if the greatest are sought, else all but the NaNs."""
     if x.dtype.is_floating():
         limit = value_of(bound if LARGEST else ~bound)
         x = x.to(tl.float32)
@@ -165,8 +165,10 @@ def _bound_of(
     rank = tl.minimum((expected + 5.0 * tl.sqrt(expected)).to(tl.int32) + 4, BLOCK)
     high, low = tl.split(tl.max(tl.join(keys, ~keys), 0))  # both ends at once
     low, _, _ = search(keys, ~low, high, rank, rank + rank // 32)
-    if FLOATING and LARGEST:
-        low = tl.minimum(low, 0x7F800000)  # a NaN compares with nothing
+    if FLOATING:
+        low = comparable(low, LARGEST)
+        if LARGEST:
+            low = tl.minimum(low, 0x7F800000)  # a NaN compares with nothing
     return tl.where(length <= MOST, least(low.dtype), low)  # everything may pass
 
 

@@ -37,6 +37,13 @@ def value_of(keys):
     return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def comparable(bound, LARGEST: tl.constexpr):
+    """The bound, or the next lower one, above which are the same elements, if it is the key of -0.0: no element has
+    that, and as a value it would be that of 0.0."""
+    return tl.where(bound == (-1 if LARGEST else 0), bound - 1, bound)
+
+
 @triton.constexpr_function
 def least(dtype):
     """The least key: that of an element that must not be taken before any other."""

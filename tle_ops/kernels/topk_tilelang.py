@@ -57,8 +57,8 @@ NAN_BITS = 0x7FC00000
 COUNT, BEST, ABOVE, LEVEL = range(4)  # what a block tells the others
 
 
-# TileLang's checks, and its search for barriers that are missing, take longer than all the rest; the barriers here are
-# all that is needed, and the emulator's orders of the threads show it.
+# TileLang's checks, and its search for barriers that are missing, take longer than all the rest. The barriers here are
+# written out: every write and the reads of it were gone through, and the emulator runs three orders of the threads.
 OFF = ("thread_storage_sync", "data_race_check", "buffer_init_check")
 
 
@@ -279,6 +279,8 @@ def select_kernel(
                 bound = s[LO]
                 if largest:
                     bound = T.min(bound, T.uint32(INF_KEY))  # a NaN compares with nothing
+                    # No element has the key of -0.0, and as a value it would be that of 0.0.
+                    bound = T.if_then_else(bound == T.uint32(0x7FFFFFFF), T.uint32(0x7FFFFFFE), bound)
             limit = value_of(bound, largest)
             last = T.reinterpret(T.uint32(NAN_BITS), "float32")  # reached by nothing
             if not largest and bound < ~T.uint32(INF_KEY):  # below all but NaN, and no number's: every number passes

@@ -465,7 +465,7 @@ def _select(
     order = 0 if indices is None else max(triton.next_power_of_2(k), 32)
     pair = values is not None and indices is None
     out = (columns if values is None else values, columns, columns if indices is None else indices)
-    if alone and starts is None and ends is None and aligned(N, pitch):
+    if alone and k <= N and starts is None and ends is None and aligned(N, pitch):
         (passed,) = scratch(x.device, (M * room, torch.int16))
         constants = (largest, pair, order, block == N, block, groups, room, 16 // x.dtype.itemsize)
         lone_kernel(M, (x, passed, *out), (N, k, pitch), constants, num_warps=1, maxnreg=_LONE_REGISTERS)
