@@ -15,7 +15,7 @@ pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
 import tle_ops
-from bench import check, harness, peers, readme, report, timing
+from bench import check, harness, pages, peers, report, timing
 from bench.__main__ import families, main, parse, select
 from bench.check import PEER, Tolerance, judge, truths
 from bench.harness import Case, run_case, shrink, tensor_bytes
@@ -398,7 +398,7 @@ def test_run_on_the_cpu(tmp_path):
     assert {case.op for case in every_case()} <= set(pieces)
 
 
-def test_readme_table(tmp_path):
+def results_of_a_card(folder):
     def variant(us, **more):
         return {"ours": False, "default": False, "status": "ok", "us": us, "copy_ratio": 2.0 / us, **more}
 
@@ -406,7 +406,7 @@ def test_readme_table(tmp_path):
         "tle triton": variant(2.0, ours=True, default=True),
         "tle tilelang": variant(1.0, ours=True),
         "eager": variant(9.0),
-        "torchao": variant(3.0),
+        "torchao": variant(1.5),
         "FlagGems": {"ours": False, "default": False, "status": "wrong"},
     }
     environment = {
@@ -417,14 +417,50 @@ def test_readme_table(tmp_path):
         "tilelang": "0",
         "peers": {"torchao": "1"},
     }
-    result = {
-        "environment": environment,
-        "cases": [{"op": "add", "case": "small", "copy_us": 2.04, "variants": variants}],
-    }
-    (tmp_path / "quant.json").write_text(json.dumps(result))
-    lines = readme.table(tmp_path).splitlines()
-    assert lines[0].startswith("Card, 2026-01-02, torch 2, Triton 3, TileLang 0; peers torchao 1.")
-    assert "| `add` small | 2.0 | **2.0** | 1.00 | torchao 3.0 | 9 | triton |" in lines
+    case = {"op": "add", "case": "small", "copy_us": 2.04, "variants": variants, "earlier": {}, "target_us": None}
+    late = case | {"case": "late", "target_us": 1.9, "earlier": {"CUB": 1.2}}
+    early = case | {"case": "early", "target_us": 2, "variants": {"tle triton": variants["tle triton"]}}
+    result = {"environment": environment, "cases": [case, late, early]}
+    (folder / "quant.json").write_text(json.dumps(result))
+    return pages.Results(folder)
+
+
+def test_tables_of_the_pages(tmp_path):
+    results = results_of_a_card(tmp_path)
+    card = "Card, 2026-01-02, torch 2, Triton 3, TileLang 0; peers torchao 1"
+    lines = pages.summary(results)
+    assert lines[0].startswith(f"{card}. ")
+    assert [line for line in lines if "add" in line] == [
+        "| `add` late | 2.0 | **2.0** | 1.00 | torchao 1.5 | 9 | triton |",
+        "| `add` early | 2.0 | **2.0** | 1.00 |  |  | triton |",
+    ]
+    assert pages.family(results, "quant") == [
+        f"{card}:",
+        "",
+        "| case | ours | kernel | copy | ratio | eager | torchao | earlier\\* | target |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| `add` small | 2.0 | triton | 2.0 | 1.00 | 9.0 | 1.5 |  |  |",
+        "| `add` late | 2.0 | triton | 2.0 | 1.00 | 9.0 | 1.5 | CUB 1.2 | 1.9 missed |",
+        "| `add` early | 2.0 | triton | 2.0 | 1.00 |  |  |  | 2 met |",
+        "",
+        "\\*: of an earlier run on a card of the same kind.",
+    ]
+    assert pages.missed(results)[0] == "1 of 2 targets are met. Not met:"
+    assert pages.missed(results)[-1] == "| `add` late | 2.0 | 1.9 | 2.0 | CUB\\* 1.2 |"
+    assert [line for line in pages.losses(results) if "add" in line] == [
+        "| `add` small | 2.0 | torchao 1.5 | 2.0 |",
+        "| `add` late | 2.0 | torchao 1.5 | 2.0 |",
+    ]
+
+
+def test_pages_are_written_where_they_are_marked(tmp_path):
+    results_of_a_card(tmp_path)
+    page = "a\n<!-- bench: missed -->\nold\n<!-- bench end -->\nb\n<!-- bench: losses -->\n<!-- bench end -->\n"
+    new = pages.written(page, tmp_path)
+    assert new.startswith("a\n<!-- bench: missed -->\n1 of 2 targets")
+    assert "old" not in new
+    assert new.count("<!-- bench end -->") == 2
+    assert pages.written(new, tmp_path) == new
 
 
 # --- a peer in a process of its own ----------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 import pathlib
 import re
 
+import pytest
+
 import tle_ops
-from bench import readme
+from bench import pages
 
 README = pathlib.Path(__file__).parents[1] / "README.md"
 
@@ -26,6 +28,8 @@ def test_table_has_every_public_op():
     assert sorted(rows) == sorted(set(tle_ops.__all__) - {"backend", "backends", "explain"})
 
 
-def test_table_of_times_is_that_of_the_results():
-    text = README.read_text(encoding="utf-8")
-    assert text == readme.written(text, readme.RESULTS), "run `python -m bench.readme`"
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
+def test_tables_of_times_are_those_of_the_results(page):
+    text = page.read_text(encoding="utf-8")
+    assert "<!-- bench: " in text
+    assert text == pages.written(text, pages.RESULTS), "run `python -m bench.pages`"

@@ -1,0 +1,213 @@
+"""Writes measured times into the pages that show them, README.md and docs/performance.md, from the results of one card.
+
+    python -m bench.pages [bench/results/h200]
+
+Between `<!-- bench: NAME -->` and `<!-- bench end -->` stands the table NAME of `table`; a test holds the pages to it.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parent.parent
+RESULTS = ROOT / "bench" / "results" / "h200"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+PART = re.compile(r"(?<=<!-- bench: )(\w+)( -->\n).*?(?=<!-- bench end -->)", re.DOTALL)
+FAMILIES = ("quant", "elementwise", "fused", "norm", "rope", "swiglu", "scan", "moe", "topk", "tile")
+AHEAD = 1.01  # a peer within 1 % is as fast
+
+Case = dict[str, Any]
+
+
+def default_of(case: Case) -> tuple[str, dict[str, Any]] | None:
+    """Name and figures of the kernel that a call takes, if it has a time."""
+    found = [(n, v) for n, v in case["variants"].items() if v.get("default") and v["status"] == "ok"]
+    return found[0] if found else None
+
+
+def peers_of(case: Case) -> dict[str, float]:
+    """Their microseconds in this run."""
+    return {n: v["us"] for n, v in case["variants"].items() if not v["ours"] and v["status"] == "ok"}
+
+
+def earlier(case: Case) -> dict[str, float]:
+    """Those of earlier runs on a card of the same kind, of what was not run beside; marked with a star."""
+    return {f"{n}\\*": us for n, us in case.get("earlier", {}).items()}
+
+
+def best(times: dict[str, float]) -> str:
+    return "{} {:.1f}".format(*min(times.items(), key=lambda item: item[1])) if times else ""
+
+
+class Results:
+    """What is kept of one card."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+
+    def family(self, name: str) -> dict[str, Any]:
+        return json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+
+    def has(self, name: str) -> bool:
+        return (self.folder / f"{name}.json").exists()
+
+    def cases(self, names: Iterable[str] = FAMILIES) -> Iterable[Case]:
+        """Those with a time of ours."""
+        for name in names:
+            if self.has(name):
+                yield from (case for case in self.family(name)["cases"] if default_of(case))
+
+    def targeted(self) -> list[Case]:
+        return [case for case in self.cases() if case["target_us"] is not None]
+
+
+def row(*cells: Any) -> str:
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def head(*columns: str) -> list[str]:
+    return [row(*columns), row(*["---"] * len(columns))]
+
+
+def environment(found: dict[str, Any]) -> str:
+    peers = ", ".join(f"{name} {version}" for name, version in found["peers"].items())
+    return (
+        f"{found['card']}, {found['date'][:10]}, torch {found['torch']}, Triton {found['triton']}, TileLang "
+        f"{found['tilelang']}" + (f"; peers {peers}" if peers else "")
+    )
+
+
+def title(case: Case) -> str:
+    return f"`{case['op']}` {case['case']}"
+
+
+def verdict(case: Case, us: float) -> str:
+    target = case["target_us"]
+    return "" if target is None else f"{target:g} {'met' if us <= target else 'missed'}"
+
+
+# --- the tables ------------------------------------------------------------------------------------------------------
+def summary(results: Results) -> list[str]:
+    """What has a target, in short."""
+    lines = [
+        environment(results.family(FAMILIES[0])["environment"])
+        + ". Median microseconds with a flushed L2; *copy* is a "
+        "plain copy of the same number of bytes in the same run, *ratio* is copy / ours (1.0 is the physical limit in "
+        "practice).",
+        "",
+        *head(
+            "case, bfloat16 unless said, sums and selections float32",
+            "copy",
+            "ours",
+            "ratio",
+            "best peer",
+            "eager",
+            "kernel",
+        ),
+    ]
+    for case in results.targeted():
+        name, ours = default_of(case)
+        eager = case["variants"].get("eager", {})
+        eager_us = f"{eager['us']:.0f}" if eager.get("status") == "ok" else ""
+        times = f"{case['copy_us']:.1f}", f"**{ours['us']:.1f}**", f"{ours['copy_ratio']:.2f}", best(peers_of(case))
+        lines.append(row(title(case), *times, eager_us, name.removeprefix("tle ")))
+    where = f"bench/results/{results.folder.name}"
+    return [*lines, "", f"All ops, variants, charts and host times: [{where}]({where})."]
+
+
+def family(results: Results, name: str) -> list[str]:
+    """Every case beside the copy and every peer that has a time; of ours, what a call takes."""
+    cases = list(results.cases((name,)))
+    peers = list(dict.fromkeys(peer for case in cases for peer in peers_of(case)))
+    starred = any(map(earlier, cases))
+    lines = [
+        environment(results.family(name)["environment"]) + ":",
+        "",
+        *head("case", "ours", "kernel", "copy", "ratio", *peers, *["earlier\\*"] * starred, "target"),
+    ]
+    for case in cases:
+        kernel, ours = default_of(case)
+        times = peers_of(case)
+        cells = [
+            f"{ours['us']:.1f}",
+            kernel.removeprefix("tle "),
+            f"{case['copy_us']:.1f}",
+            f"{ours['copy_ratio']:.2f}",
+        ]
+        beside = [f"{times[peer]:.1f}" if peer in times else "" for peer in peers]
+        if starred:
+            beside.append(", ".join(f"{n} {us:g}" for n, us in case["earlier"].items()))
+        lines.append(row(title(case), *cells, *beside, verdict(case, ours["us"])))
+    if starred:
+        lines += ["", "\\*: of an earlier run on a card of the same kind."]
+    return lines
+
+
+def block(results: Results) -> list[str]:
+    found = results.family("block")
+    lines = [f"{found['card']}, {found['date']}, torch {found['torch']}:", ""]
+    lines += head("block", "mode", "what", "tle_ops, ms", "plain, ms", "tle_ops, tokens/s", "plain, tokens/s")
+    for r in found["rows"]:
+        ms, tokens = r["ms"], r["tokens_per_second"]
+        times = [f"{ms[who]:.3f}" for who in ("tle_ops", "plain")]
+        lines.append(row(r["size"], r["mode"], r["what"], *times, tokens["tle_ops"], tokens["plain"]))
+    return lines
+
+
+def host(results: Results) -> list[str]:
+    found = results.family("host")
+    lines = [environment({**found["environment"], "peers": {}}) + ":", "", *head("call", "median", "least", "target")]
+    for r in found["rows"]:
+        target = "" if r["target_us"] is None else f"{r['target_us']:g}"
+        lines.append(row(r["what"], f"{r['us']:.1f}", f"{r['us_least']:.1f}", target))
+    return lines
+
+
+def missed(results: Results) -> list[str]:
+    """The targets: how many are met, and which are not."""
+    cases, lines = results.targeted(), []
+    for case in cases:
+        ours = default_of(case)[1]
+        if ours["us"] > case["target_us"]:
+            times = f"{ours['us']:.1f}", f"{case['target_us']:g}", f"{case['copy_us']:.1f}"
+            lines.append(row(title(case), *times, best(peers_of(case) | earlier(case))))
+    met = f"{len(cases) - len(lines)} of {len(cases)} targets are met."
+    return [f"{met} Not met:", "", *head("case", "ours", "target", "copy", "best peer"), *lines] if lines else [met]
+
+
+def losses(results: Results) -> list[str]:
+    """Where a peer of the same run is faster by more than 1 %."""
+    lines = []
+    for case in results.cases():
+        us, times = default_of(case)[1]["us"], peers_of(case)
+        if min(times.values(), default=us) * AHEAD < us:
+            lines.append(row(title(case), f"{us:.1f}", best(times), f"{case['copy_us']:.1f}"))
+    return [*head("case", "ours", "faster", "copy"), *lines] if lines else ["No case."]
+
+
+TABLES = {"summary": summary, "block": block, "host": host, "missed": missed, "losses": losses}
+
+
+def table(name: str, results: Results) -> str:
+    lines = TABLES[name](results) if name in TABLES else family(results, name)
+    return "\n".join(lines) + "\n"
+
+
+def written(text: str, folder: pathlib.Path) -> str:
+    """The text of a page with the tables of this folder's results in place of those in it."""
+    return PART.sub(lambda part: f"{part[1]}{part[2]}{table(part[1], Results(folder))}", text)
+
+
+def main() -> None:
+    folder = pathlib.Path(sys.argv[1]) if sys.argv[1:] else RESULTS
+    for page in PAGES:
+        page.write_text(written(page.read_text(encoding="utf-8"), folder), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
