@@ -17,7 +17,6 @@ from torch import Tensor
 import tle_ops
 from bench.check import EXACT, PEER, Tolerance, Truth, judge, outputs, truths
 from bench.timing import GRAPH_CALLS, CpuTimer, CudaTimer
-from tle_ops.kernels import CUDA
 
 GRAPH_BYTES = 40e6  # below, a case is also timed by graph replay: its tensors stay in the 60 MB of L2
 HOST_BYTES = 8e6  # below, the GPU is faster than the host, and the host time can be seen
@@ -75,11 +74,13 @@ def shrink(shape: tuple[int, ...], rows: int = 256, columns: int = 1024) -> tupl
     return tuple(min(n, limit) for n, limit in zip(shape, limits, strict=True))
 
 
-def variants(case: Case, peers: dict[str, ModuleType], built_in: list[str], device: torch.device) -> list[Variant]:
+def variants(
+    case: Case, args: tuple, peers: dict[str, ModuleType], built_in: list[str], device: torch.device
+) -> list[Variant]:
     op = getattr(torch.ops.tle, case.op)
     found = []
     if device.type == "cuda":
-        default = CUDA[case.op].rsplit("_", 1)[1]
+        default = tle_ops.explain(case.op, *args, device="cuda").backend
         for name in tle_ops.backends(case.op):
             if name != "ref" or name == default:
                 call = op if name == default else _forced(op, name)
@@ -166,7 +167,7 @@ def _run(case, timer, device, peers, built_in, reps) -> dict[str, Any]:
     want = canonical(case, args, want)
     truth = truths(case.wide, args) if case.wide else None
     ready = {}
-    for v in variants(case, peers, built_in, device):
+    for v in variants(case, args, peers, built_in, device):
         result = {"ours": v.ours, "default": v.default, "method": "graph" if v.graph else "call"}
         row["variants"][v.name] = result
         call = functools.partial(v.call, *args)
