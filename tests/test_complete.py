@@ -1,14 +1,17 @@
 """Names what an op lacks: a row in the tables, a spec, a public function, a docstring. (A benchmark: test_bench.py.)"""
 
+import importlib
 import inspect
 import pkgutil
+import sys
 
 import pytest
 
 import tle_ops
 import tle_ops.kernels
 from tests.test_ops import SPECS
-from tle_ops import _dispatch, _meta
+from tle_ops import _dispatch, _meta, autograd
+from tle_ops.distributed.rules import NOT_ON_DTENSORS, RULES
 from tle_ops.kernels import CPU, CUDA
 
 OPS = sorted(_meta.CONTRACTS)
@@ -41,6 +44,34 @@ def test_has_a_documented_public_function(op):
     for name, p in contract.items():
         if p.default is not inspect.Parameter.empty:
             assert public[name].default == p.default
+
+
+def test_tables_name_operators():
+    """An op that a table names and no imported contract defines would not exist, and nothing would say so."""
+    assert set(CPU) == set(CUDA) == set(OPS)
+
+
+@pytest.mark.parametrize("module", sorted(m.name for m in pkgutil.iter_modules(_meta.__path__)))
+def test_contracts_are_imported(module):
+    assert f"tle_ops._meta.{module}" in sys.modules, f"_meta/__init__.py does not import {module}"
+
+
+@pytest.mark.parametrize("module", sorted(m.name for m in pkgutil.iter_modules(autograd.__path__)))
+def test_gradients_are_merged(module):
+    found = importlib.import_module(f"tle_ops.autograd.{module}")
+    for table in ("FORMULAS", "VMAP"):
+        missing = getattr(found, table, {}).keys() - getattr(autograd, table).keys()
+        assert not missing, f"autograd/__init__.py does not merge {table} of {module}: {missing}"
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_gradient_and_spec_agree(spec):
+    assert not spec.diff or spec.name in autograd.FORMULAS, f"{spec.name}: the spec has `diff`, autograd has no formula"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_has_a_sharding_rule(op):
+    assert (op in RULES) != (op in NOT_ON_DTENSORS), f"{op} has no sharding rule in tle_ops/distributed/rules.py"
 
 
 def test_every_kernel_module_defines_an_op():

@@ -146,6 +146,19 @@ def test_backend_can_be_used_twice():
     assert _dispatch._forced is None
 
 
+def test_backend_as_a_decorator():
+    @tle_ops.backend("ref")
+    def forced(x):
+        """It."""
+        return tle_ops.explain("add", x, x, device="cuda").backend
+
+    x = torch.ones(3)
+    assert tle_ops.explain("add", x, x, device="cuda").backend == "triton"  # not by the definition
+    assert forced(x) == "ref"
+    assert forced.__doc__ == "It."
+    assert tle_ops.explain("add", x, x, device="cuda").backend == "triton"
+
+
 def test_backend_is_restored_after_an_error():
     with pytest.raises(KeyError), tle_ops.backend("ref"):
         raise KeyError
@@ -155,10 +168,10 @@ def test_backend_is_restored_after_an_error():
 def test_wrong_names_are_errors():
     with pytest.raises(ValueError, match="name must be one of triton, tilelang, gluon, ref or None, got 'cutile'"):
         tle_ops.backend("cutile")
-    with pytest.raises(ValueError, match=r"explain: op must be one of .*per_token_cast_fp8.*, got 'softmax'"):
+    with pytest.raises(ValueError, match=r"explain: .* operator, got 'softmax'; one of add, .*per_token_cast_fp8"):
         tle_ops.explain("softmax")
-    with pytest.raises(ValueError, match="backends: op must be one of"):
-        tle_ops.backends("softmax")
+    with pytest.raises(ValueError, match=r"backends: .* got 'rmsnorm'; did you mean 'rms_norm'"):
+        tle_ops.backends("rmsnorm")
     with tle_ops.backend("gluon"), pytest.raises(NotImplementedError, match="add: the backend 'gluon' has no kernel"):
         chosen("add", FakeCuda())
 

@@ -1,5 +1,8 @@
 """What users may rely on to the letter: schemas and error messages. `EXPECTTEST_ACCEPT=1 pytest` rewrites them."""
 
+import inspect
+import re
+
 import expecttest
 import torch
 
@@ -22,6 +25,14 @@ def messages(*families: str) -> str:
 def schemas(*families: str) -> str:
     names = [n for n in _meta.CONTRACTS if family(n) in families]
     return "\n".join(str(torch._C._get_schema(f"tle::{n}", "")) for n in names)
+
+
+def test_every_family_has_snapshots():
+    source = inspect.getsource(TestSnapshots)
+    for kind in ("schemas", "messages"):
+        held = " ".join(re.findall(rf"{kind}\(([^)]*)\)", source))
+        missing = [name for name in sorted({family(op) for op in _meta.CONTRACTS}) if f'"{name}"' not in held]
+        assert not missing, f"no snapshot of the {kind} of {missing}"
 
 
 class TestSnapshots(expecttest.TestCase):
@@ -98,6 +109,145 @@ ValueError: per_channel_cast_back: group_size must be a positive int or -1, got 
 TypeError: per_channel_cast_back: dtype must be float32, bfloat16, float16 or float64, got int32""",
         )
 
+    def test_schemas_norm_rope(self):
+        self.assertExpectedInline(
+            schemas("norm", "rope"),
+            """\
+tle::rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset=0.) -> Tensor
+tle::rms_norm_bwd(Tensor dy, Tensor x, Tensor? weight, float eps, float weight_offset=0., ScalarType? dweight_dtype=None) -> (Tensor dx, Tensor dweight)
+tle::add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float weight_offset=0.) -> (Tensor y, Tensor new_residual)
+tle::add_rms_norm_bwd(Tensor dy, Tensor? dnew_residual, Tensor new_residual, Tensor? weight, float eps, float weight_offset=0., ScalarType? dweight_dtype=None) -> (Tensor dx, Tensor dweight)
+tle::layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor
+tle::layer_norm_bwd(Tensor dy, Tensor x, Tensor? weight, float eps, ScalarType? dweight_dtype=None, ScalarType? dbias_dtype=None) -> (Tensor dx, Tensor dweight, Tensor dbias)
+tle::rope(Tensor x, Tensor cos, Tensor sin, bool interleaved=False) -> Tensor
+tle::rope_bwd(Tensor dy, Tensor cos, Tensor sin, bool interleaved=False) -> Tensor""",
+        )
+
+    def test_errors_norm(self):
+        self.assertExpectedInline(
+            messages("norm"),
+            """\
+ValueError: rms_norm: weight must have shape [6], got [7]
+ValueError: rms_norm: weight must have shape [6], got [1, 6]
+TypeError: rms_norm: weight must be float32, bfloat16, float16 or float64, got int64
+TypeError: rms_norm: x must be float32, bfloat16, float16 or float64, got float8_e4m3fn
+ValueError: rms_norm: x must have at least 1 dimension, got shape []
+ValueError: rms_norm: eps must be at least 0, got -1e-06
+ValueError: rms_norm: eps must be at least 0, got nan
+ValueError: rms_norm_bwd: dy must have shape [4, 6], got [4, 5]
+ValueError: rms_norm_bwd: weight must have shape [6], got [5]
+TypeError: rms_norm_bwd: dweight_dtype must be float32, bfloat16, float16 or float64, or None, got int32
+ValueError: rms_norm_bwd: eps must be at least 0, got -1.0
+ValueError: add_rms_norm: weight must have shape [6], got [7]
+ValueError: add_rms_norm: weight must have shape [6], got [1, 6]
+TypeError: add_rms_norm: weight must be float32, bfloat16, float16 or float64, got int64
+ValueError: add_rms_norm: eps must be at least 0, got -1.0
+ValueError: add_rms_norm: residual must have shape [4, 6], got [3, 6]
+ValueError: add_rms_norm: residual must have shape [4, 6], got [6]
+TypeError: add_rms_norm: residual must be bfloat16 as x is, got float32
+ValueError: add_rms_norm_bwd: dy must have shape [4, 6], got [4, 5]
+ValueError: add_rms_norm_bwd: dnew_residual must have shape [4, 6], got [4, 5]
+ValueError: add_rms_norm_bwd: weight must have shape [6], got [5]
+ValueError: add_rms_norm_bwd: eps must be at least 0, got -1.0
+ValueError: layer_norm: weight must have shape [6], got [7]
+ValueError: layer_norm: weight must have shape [6], got [1, 6]
+TypeError: layer_norm: weight must be float32, bfloat16, float16 or float64, got int64
+TypeError: layer_norm: x must be float32, bfloat16, float16 or float64, got float8_e4m3fn
+ValueError: layer_norm: x must have at least 1 dimension, got shape []
+ValueError: layer_norm: eps must be at least 0, got -1e-06
+ValueError: layer_norm: eps must be at least 0, got nan
+ValueError: layer_norm: bias must have shape [6], got [5]
+ValueError: layer_norm_bwd: dy must have shape [4, 6], got [4, 5]
+TypeError: layer_norm_bwd: dbias_dtype must be float32, bfloat16, float16 or float64, or None, got int32
+ValueError: layer_norm_bwd: eps must be at least 0, got -1.0""",
+        )
+
+    def test_schemas_swiglu_fused(self):
+        self.assertExpectedInline(
+            schemas("swiglu", "fused"),
+            """\
+tle::swiglu(Tensor gate, Tensor up, float? limit=None) -> Tensor
+tle::swiglu_bwd(Tensor dy, Tensor gate, Tensor up, float? limit=None) -> (Tensor dgate, Tensor dup)
+tle::swiglu_packed(Tensor x, float? limit=None) -> Tensor
+tle::swiglu_packed_bwd(Tensor dy, Tensor x, float? limit=None) -> Tensor
+tle::geglu(Tensor gate, Tensor up, str approximate="none") -> Tensor
+tle::geglu_bwd(Tensor dy, Tensor gate, Tensor up, str approximate="none") -> (Tensor dgate, Tensor dup)
+tle::geglu_packed(Tensor x, str approximate="none") -> Tensor
+tle::geglu_packed_bwd(Tensor dy, Tensor x, str approximate="none") -> Tensor
+tle::swiglu_per_token_cast_fp8(Tensor x, int group_size=128, ScalarType dtype=24, bool scale_ue8m0=False, bool column_major_scales=False, float? limit=None) -> (Tensor q, Tensor scales)
+tle::rms_norm_per_token_cast_fp8(Tensor x, Tensor? weight, float eps, int group_size=128, ScalarType dtype=24, bool scale_ue8m0=False, bool column_major_scales=False, float weight_offset=0.) -> (Tensor q, Tensor scales)
+tle::add_rms_norm_per_token_cast_fp8(Tensor x, Tensor residual, Tensor? weight, float eps, int group_size=128, ScalarType dtype=24, bool scale_ue8m0=False, bool column_major_scales=False, float weight_offset=0.) -> (Tensor q, Tensor scales, Tensor new_residual)""",
+        )
+
+    def test_errors_rope_swiglu_fused(self):
+        self.assertExpectedInline(
+            messages("rope", "swiglu", "fused"),
+            """\
+ValueError: swiglu_per_token_cast_fp8: x must have an even last dimension, gate beside up, got shape [4, 7]
+TypeError: swiglu_per_token_cast_fp8: x must be float32, bfloat16, float16 or float64, got int32
+ValueError: swiglu_per_token_cast_fp8: group_size must be a positive int or -1, got 0
+TypeError: swiglu_per_token_cast_fp8: dtype must be float8_e4m3fn or float8_e5m2, got int8
+ValueError: swiglu_per_token_cast_fp8: limit must be a positive number or None, got -2.0
+ValueError: rms_norm_per_token_cast_fp8: weight must have shape [128], got [127]
+ValueError: rms_norm_per_token_cast_fp8: x must have at least 1 dimension, got shape []
+ValueError: rms_norm_per_token_cast_fp8: eps must be at least 0, got -1.0
+ValueError: rms_norm_per_token_cast_fp8: group_size must be a positive int or -1, got -2
+TypeError: rms_norm_per_token_cast_fp8: dtype must be float8_e4m3fn or float8_e5m2, got int8
+ValueError: add_rms_norm_per_token_cast_fp8: residual must have shape [4, 128], got [3, 128]
+TypeError: add_rms_norm_per_token_cast_fp8: residual must be float32 as x is, got float16
+ValueError: add_rms_norm_per_token_cast_fp8: weight must have shape [128], got [127]
+ValueError: add_rms_norm_per_token_cast_fp8: eps must be at least 0, got -1.0
+ValueError: add_rms_norm_per_token_cast_fp8: group_size must be a positive int or -1, got 0
+ValueError: rope: x must have at least 3 dimensions, got shape [6, 16]
+TypeError: rope: x must be float32, bfloat16, float16 or float64, got int32
+TypeError: rope: cos must be float32, bfloat16, float16 or float64, got int32
+ValueError: rope: cos must have shape [6, 8] for x [2, 6, 3, 16], which is [.., S, H, D], got [5, 8]
+ValueError: rope: cos must have at most half as many columns as x, got [6, 9] for [2, 6, 3, 16]
+ValueError: rope: cos must have shape [2, 6, 8] for x [2, 6, 3, 16], which is [.., S, H, D], got [3, 6, 8]
+ValueError: rope: cos must have at least 2 dimensions, got shape [8]
+ValueError: rope: sin must have shape [6, 8], got [6, 7]
+ValueError: rope_bwd: dy must have at least 3 dimensions, got shape [6, 16]
+TypeError: rope_bwd: dy must be float32, bfloat16, float16 or float64, got int32
+TypeError: rope_bwd: cos must be float32, bfloat16, float16 or float64, got int32
+ValueError: rope_bwd: cos must have shape [6, 8] for dy [2, 6, 3, 16], which is [.., S, H, D], got [5, 8]
+ValueError: rope_bwd: cos must have at most half as many columns as dy, got [6, 9] for [2, 6, 3, 16]
+ValueError: rope_bwd: cos must have shape [2, 6, 8] for dy [2, 6, 3, 16], which is [.., S, H, D], got [3, 6, 8]
+ValueError: rope_bwd: cos must have at least 2 dimensions, got shape [8]
+ValueError: rope_bwd: sin must have shape [6, 8], got [6, 7]
+ValueError: swiglu: up must have shape [4, 6], got [4, 5]
+ValueError: swiglu: up must have shape [4, 6], got [6]
+TypeError: swiglu: gate must be float32, bfloat16, float16 or float64, got float8_e4m3fn
+TypeError: swiglu: up must be float32, bfloat16, float16 or float64, got int32
+ValueError: swiglu: limit must be a positive number or None, got -1.0
+ValueError: swiglu: limit must be a positive number or None, got 0.0
+ValueError: swiglu_bwd: dy must have shape [4, 6], got [4, 5]
+ValueError: swiglu_bwd: limit must be a positive number or None, got -1.0
+ValueError: swiglu_bwd: limit must be a positive number or None, got 0.0
+ValueError: swiglu_packed: x must have an even last dimension, gate beside up, got shape [4, 7]
+ValueError: swiglu_packed: x must have at least 1 dimension, got shape []
+TypeError: swiglu_packed: x must be float32, bfloat16, float16 or float64, got int32
+ValueError: swiglu_packed: limit must be a positive number or None, got -1.0
+ValueError: swiglu_packed: limit must be a positive number or None, got 0.0
+ValueError: swiglu_packed_bwd: dy must have shape [4, 3], got [4, 6]
+ValueError: swiglu_packed_bwd: x must have an even last dimension, gate beside up, got shape [4, 7]
+ValueError: swiglu_packed_bwd: limit must be a positive number or None, got -1.0
+ValueError: swiglu_packed_bwd: limit must be a positive number or None, got 0.0
+ValueError: geglu: up must have shape [4, 6], got [4, 5]
+ValueError: geglu: up must have shape [4, 6], got [6]
+TypeError: geglu: gate must be float32, bfloat16, float16 or float64, got float8_e4m3fn
+TypeError: geglu: up must be float32, bfloat16, float16 or float64, got int32
+ValueError: geglu: approximate must be 'none' or 'tanh', got 'erf'
+ValueError: geglu_bwd: dy must have shape [4, 6], got [4, 5]
+ValueError: geglu_bwd: approximate must be 'none' or 'tanh', got 'erf'
+ValueError: geglu_packed: x must have an even last dimension, gate beside up, got shape [4, 7]
+ValueError: geglu_packed: x must have at least 1 dimension, got shape []
+TypeError: geglu_packed: x must be float32, bfloat16, float16 or float64, got int32
+ValueError: geglu_packed: approximate must be 'none' or 'tanh', got 'erf'
+ValueError: geglu_packed_bwd: dy must have shape [4, 3], got [4, 6]
+ValueError: geglu_packed_bwd: x must have an even last dimension, gate beside up, got shape [4, 7]
+ValueError: geglu_packed_bwd: approximate must be 'none' or 'tanh', got 'erf'""",
+        )
+
     def test_schemas_scan_topk_moe_tile(self):
         self.assertExpectedInline(
             schemas("scan", "topk", "moe", "tile"),
@@ -169,8 +319,8 @@ ValueError: topk_selector: ends must have shape [4], got [3]
 ValueError: topk_selector: ends must have shape [4], got []
 ValueError: topk_selector: scores must have at least 1 dimension, got shape []
 TypeError: topk_gate: logits must be float32, bfloat16, float16 or float64, got int32
-ValueError: topk_gate: k must be in [1, 16], the experts of 1 of 1 groups, got 0
-ValueError: topk_gate: k must be in [1, 16], the experts of 1 of 1 groups, got 17
+ValueError: topk_gate: k must be in [1, 16], the number of experts, got 0
+ValueError: topk_gate: k must be in [1, 16], the number of experts, got 17
 ValueError: topk_gate: k must be in [1, 4], the experts of 1 of 4 groups, got 5
 ValueError: topk_gate: scoring must be 'softmax' or 'sigmoid', got 'relu'
 ValueError: topk_gate: bias must have shape [16], got [15]

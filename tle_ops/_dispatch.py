@@ -4,6 +4,7 @@ exceptions."""
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import hashlib
 import importlib
@@ -44,7 +45,7 @@ class Choice(NamedTuple):
 
 class backend:
     """Force one backend for CUDA tensors, in the whole process: at once, and until the `with` block ends if there is
-    one.
+    one. As a decorator, only while the function runs.
 
     Args:
         name: "triton", "tilelang", "gluon", "ref" (plain PyTorch), or None for each op's default.
@@ -74,11 +75,30 @@ class backend:
         global _forced
         _forced = self._before
 
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        self.__exit__()  # what the decorator line itself has forced
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with backend(self.name):
+                return function(*args, **kwargs)
+
+        return call
+
+
+def _refuse_unknown(where: str, op: Any) -> None:
+    """ValueError, with the name that was meant if there is a similar one."""
+    public = sorted(name for name in CUDA if not name.endswith("_bwd"))
+    meant = difflib.get_close_matches(str(op), public, 1)
+    hint = f"did you mean {meant[0]!r}?" if meant else f"one of {', '.join(public)}"
+    raise ValueError(f"{where}: op must be the name of an operator, got {op!r}; {hint}")
+
 
 def backends(op: str) -> tuple[str, ...]:
-    """The backends that have a CUDA kernel for `op`, the default first. ValueError for an unknown op."""
+    """The backends that CUDA tensors can take for `op`, the default first; "ref" is plain PyTorch. ValueError for an
+    unknown op."""
     if op not in CUDA:
-        raise ValueError(f"backends: op must be one of {', '.join(sorted(CUDA))}, got {op!r}")
+        _refuse_unknown("backends", op)
     default = CUDA[op]
     family = default.rsplit("_", 1)[0]
     names = [default.rsplit("_", 1)[1], *BACKENDS]
@@ -116,7 +136,7 @@ def explain(op: str, *args: Any, device: str | None = None, **options: Any) -> C
         Whatever the call itself would raise for these arguments.
     """
     if op not in _meta.CONTRACTS:
-        raise ValueError(f"explain: op must be one of {', '.join(sorted(_meta.CONTRACTS))}, got {op!r}")
+        _refuse_unknown("explain", op)
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"explain: device must be 'cpu', 'cuda' or None, got {device!r}")
     given = (*args, *options.values())

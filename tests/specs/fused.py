@@ -139,6 +139,7 @@ SPECS = [
         errors=(
             ("weight", (_X, randn(127), 1e-6)),
             ("0-d", (randn(), None, 1e-6)),
+            ("eps-negative", (_X, _W, -1.0)),
             ("group", (_X, _W, 1e-6, -2)),
             ("dtype", (_X, _W, 1e-6, 128, torch.int8)),
         ),
@@ -159,6 +160,7 @@ SPECS = [
             ("residual-shape", (_X, randn(3, 128), _W, 1e-6)),
             ("residual-dtype", (_X, _X.half(), _W, 1e-6)),
             ("weight", (_X, _X, randn(127), 1e-6)),
+            ("eps-negative", (_X, _X, _W, -1.0)),
             ("group", (_X, _X, _W, 1e-6, 0)),
         ),
     ),

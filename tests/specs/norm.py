@@ -184,6 +184,8 @@ def _errors(*before, after=(1e-6,)):
         ("weight-int", (_X, *before, torch.ones(6, dtype=torch.int64), *after)),
         ("x-float8", (_X.to(E4M3), *before, _W, *after)),
         ("x-0-d", (randn(), *before, _W, *after)),
+        ("eps-negative", (_X, *before, _W, *after[:-1], -1e-6)),
+        ("eps-nan", (_X, *before, _W, *after[:-1], float("nan"))),
     )
 
 
@@ -214,6 +216,7 @@ SPECS = [
             ("dy-shape", (randn(4, 5), _X, _W, 1e-6)),
             ("weight", (_X, _X, randn(5), 1e-6)),
             ("dweight-dtype", (_X, _X, _W, 1e-6, 0.0, torch.int32)),
+            ("eps-negative", (_X, _X, _W, -1.0)),
         ),
         scale=_backward_scale(1, 3, False),
         value_scale=_value_scale(1, 3, False),
@@ -230,6 +233,7 @@ SPECS = [
         double_backward=True,
         errors=(
             *_errors(_X)[:3],
+            ("eps-negative", (_X, _X, _W, -1.0)),
             ("residual-shape", (_X, randn(3, 6), _W, 1e-6)),
             ("residual-rank", (_X, _W, _W, 1e-6)),
             ("residual-dtype", (_X.bfloat16(), _X, _W, 1e-6)),
@@ -259,6 +263,7 @@ SPECS = [
             ("dy-shape", (randn(4, 5), None, _X, _W, 1e-6)),
             ("dnew-residual-shape", (_X, randn(4, 5), _X, _W, 1e-6)),
             ("weight", (_X, _X, _X, randn(5), 1e-6)),
+            ("eps-negative", (_X, _X, _X, _W, -1.0)),
         ),
         scale=_backward_scale(2, 4, False),
         value_scale=_value_scale(2, 4, False),
@@ -289,6 +294,7 @@ SPECS = [
         errors=(
             ("dy-shape", (randn(4, 5), _X, _W, 1e-6)),
             ("dbias-dtype", (_X, _X, _W, 1e-6, None, torch.int32)),
+            ("eps-negative", (_X, _X, _W, -1.0)),
         ),
         scale=_backward_scale(1, 3, True),
         value_scale=_value_scale(1, 3, True),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tle_ops._meta._contract import contract
-from tle_ops._meta.norm import require_columns, require_residual, require_rows
+from tle_ops._meta.norm import require_columns, require_eps, require_residual, require_rows
 from tle_ops._meta.quant import token_codes
 from tle_ops._meta.swiglu import packed_shape, require_limit, require_packed
 
@@ -47,6 +47,7 @@ def rms_norm_per_token_cast_fp8(
     op = "rms_norm_per_token_cast_fp8"
     require_rows(op, "x", x)
     require_columns(op, "weight", weight, "x", x)
+    require_eps(op, eps)
     return token_codes(op, x.shape, x.device, group_size, dtype, column_major_scales)
 
 
@@ -69,5 +70,6 @@ def add_rms_norm_per_token_cast_fp8(
     require_rows(op, "x", x)
     require_residual(op, x, residual)
     require_columns(op, "weight", weight, "x", x)
+    require_eps(op, eps)
     q, scales = token_codes(op, x.shape, x.device, group_size, dtype, column_major_scales)
     return q, scales, torch.empty(x.shape, dtype=x.dtype, device=x.device)

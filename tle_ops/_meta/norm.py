@@ -14,6 +14,7 @@ from tle_ops._meta._contract import (
     FLOATS,
     contract,
     dtype_name,
+    require,
     require_dim,
     require_float,
     require_same_device,
@@ -32,6 +33,11 @@ def require_columns(op: str, argument: str, t: Tensor | None, x_name: str, x: Te
         require_float(op, argument, t)
         require_same_device(op, x_name, x, argument, t)
         require_shape(op, argument, t, (x.shape[-1],))
+
+
+def require_eps(op: str, eps: float) -> None:
+    """It stands below a root."""
+    require(eps >= 0, lambda: f"{op}: eps must be at least 0, got {eps}")
 
 
 def require_like(op: str, argument: str, t: Tensor, x_name: str, x: Tensor) -> None:
@@ -66,6 +72,7 @@ def _column_gradient(x: Tensor, dtype: torch.dtype | None) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float = 0.0) -> Tensor:
     require_rows("rms_norm", "x", x)
     require_columns("rms_norm", "weight", weight, "x", x)
+    require_eps("rms_norm", eps)
     return _like(x)
 
 
@@ -85,6 +92,7 @@ def rms_norm_bwd(
     require_like("rms_norm_bwd", "dy", dy, "x", x)
     require_columns("rms_norm_bwd", "weight", weight, "x", x)
     _require_gradient_dtype("rms_norm_bwd", "dweight_dtype", dweight_dtype)
+    require_eps("rms_norm_bwd", eps)
     return _like(x), _column_gradient(x, dweight_dtype)
 
 
@@ -99,6 +107,7 @@ def add_rms_norm(
     require_rows("add_rms_norm", "x", x)
     require_residual("add_rms_norm", x, residual)
     require_columns("add_rms_norm", "weight", weight, "x", x)
+    require_eps("add_rms_norm", eps)
     return _like(x), _like(x)
 
 
@@ -121,6 +130,7 @@ def add_rms_norm_bwd(
         require_like("add_rms_norm_bwd", "dnew_residual", dnew_residual, "new_residual", new_residual)
     require_columns("add_rms_norm_bwd", "weight", weight, "new_residual", new_residual)
     _require_gradient_dtype("add_rms_norm_bwd", "dweight_dtype", dweight_dtype)
+    require_eps("add_rms_norm_bwd", eps)
     return _like(new_residual), _column_gradient(new_residual, dweight_dtype)
 
 
@@ -130,6 +140,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     require_rows("layer_norm", "x", x)
     require_columns("layer_norm", "weight", weight, "x", x)
     require_columns("layer_norm", "bias", bias, "x", x)
+    require_eps("layer_norm", eps)
     return _like(x)
 
 
@@ -150,4 +161,5 @@ def layer_norm_bwd(
     require_columns("layer_norm_bwd", "weight", weight, "x", x)
     _require_gradient_dtype("layer_norm_bwd", "dweight_dtype", dweight_dtype)
     _require_gradient_dtype("layer_norm_bwd", "dbias_dtype", dbias_dtype)
+    require_eps("layer_norm_bwd", eps)
     return _like(x), _column_gradient(x, dweight_dtype), _column_gradient(x, dbias_dtype)

@@ -95,7 +95,8 @@ def topk_gate(
     open_experts = E // num_groups * topk_groups
 
     def outside() -> str:
-        return f"{op}: k must be in [1, {open_experts}], the experts of {topk_groups} of {num_groups} groups, got {k}"
+        of = "number of experts" if num_groups == 1 else f"experts of {topk_groups} of {num_groups} groups"
+        return f"{op}: k must be in [1, {open_experts}], the {of}, got {k}"
 
     require(k >= 1, outside)
     require(k <= open_experts, outside)
