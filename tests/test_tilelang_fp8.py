@@ -254,6 +254,8 @@ def test_per_block_cast_fp8(kernels, dtype, shape, args):
         case("short-last-group", BF16, (200, 264), 128),
         case("float32-odd-ue8m0", F32, (130, 33), 128, E5M2, True),
         case("leading-dimensions", F16, (3, 40, 72), 16),
+        case("more-threads-than-rows", BF16, (60, 72), 24),
+        case("tall-group", BF16, (300, 40), 256),
         case("odd", BF16, (2, 13, 11), 5),
         case("all-rows", BF16, (310, 200), -1),
         case("read-twice", F32, (70, 12), 1000),
@@ -340,9 +342,11 @@ KERNELS = _tilelang_quant
         (KERNELS.token_kernel, (BF16, E4M3, 128, 1000, 1, 8, False, True), "nc.v4.u32", "v"),
         (KERNELS.block_kernel, (BF16, E4M3, 128, 8, False, False), "nc.v4.u32", "v4.u16"),
         (KERNELS.channel_kernel, (BF16, E4M3, 128, 8, False), "nc.v4.u32", "v4.u16"),
+        (KERNELS.channel_kernel, (F32, E4M3, 128, 8, True), "nc.v4.f32", "v4.u16"),
+        (KERNELS.channel_kernel, (BF16, E4M3, None, 8, False), "nc.v4.u32", "v4.u16"),
         (KERNELS.back_kernel, (E4M3, BF16, 1, 128, 8, False), "nc.v2.u32", "v4.u32"),
     ],
-    ids=("token", "token-f32", "row", "short-group", "block", "channel", "back"),
+    ids=("token", "token-f32", "row", "short-group", "block", "channel", "channel-f32", "all-rows", "back"),
 )
 def test_ptx(kernel, key, load, store):
     """16-byte loads (8 of codes), at least 8-byte stores, no spills, no division per element."""
@@ -357,18 +361,28 @@ def test_ptx(kernel, key, load, store):
         assert built.count("cvt.rn.satfinite.e4m3x2.f32")
 
 
+@pytest.mark.parametrize("dtype", (BF16, F16), ids=str)
+@pytest.mark.parametrize("ue8m0", (False, True))
+def test_eight_blocks_of_the_channel_kernel_fit(dtype, ue8m0):
+    """What its speed rests on: 1024 threads a multiprocessor without spills, and two barriers"""
+    built = cubin.build(KERNELS.channel_kernel.factory(dtype, E4M3, 128, 8, ue8m0), _tilelang.PASS_CONFIGS)
+    assert built.registers <= 64
+    assert built.spill_bytes == built.stack_bytes == 0
+    assert built.count("bar.sync").total() + built.count("barrier.sync").total() == 2
+
+
 # --- on a GPU only ---------------------------------------------------------------------------------------------------
 @pytest.mark.gpu
-@pytest.mark.parametrize("group_size", (128, -1))
-def test_more_than_2_31_elements(group_size):
-    N, M = 1024, (1 << 21) + 3
-    x = wide((1 << 10, N), BF16).cuda().repeat(-(-M >> 10) + 1, 1)[:M]
-    q, scales = quant_tilelang.per_token_cast_fp8(x, group_size)
-    want_q, want_scales = quant_ref.per_token_cast_fp8(x[: 1 << 10].cpu(), group_size)
-    for first in (0, 1 << 20, (1 << 21) - (1 << 10)):
-        assert_same_bits(q[first : first + (1 << 10)], want_q, f"row {first}")
-        assert_same_bits(scales[first : first + (1 << 10)], want_scales, f"row {first}")
-    assert_same_bits(q[-3:], want_q[:3], "the last rows")
+@pytest.mark.parametrize("op, group_size", [("per_token", 128), ("per_token", -1), ("per_channel", 128)])
+def test_more_than_2_31_elements(op, group_size):
+    N, M, part = 1024, (1 << 21) + 3, 1 << 10
+    x = wide((part, N), BF16).cuda().repeat(-(-M // part), 1)[:M]
+    q, scales = getattr(quant_tilelang, f"{op}_cast_fp8")(x, group_size)
+    rows = group_size if op == "per_channel" else 1  # that share scales
+    for first in (0, 1 << 20, (1 << 21) - part, 1 << 21):
+        want_q, want_scales = getattr(quant_ref, f"{op}_cast_fp8")(x[first : first + part].cpu(), group_size)
+        assert_same_bits(q[first : first + part], want_q, f"row {first}")
+        assert_same_bits(scales[first // rows : (first + part) // rows], want_scales, f"row {first}")
 
 
 @pytest.mark.gpu

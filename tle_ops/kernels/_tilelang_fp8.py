@@ -93,6 +93,19 @@ def make_scale(amax, s, qdtype, ue8m0):
 
 
 @T.macro
+def widen(x, at, width, wide):
+    """wide[:] = x[at, :] as float32"""
+    if x.dtype == "bfloat16" and width > 1:  # one instruction an element; a cast takes two for the upper halves
+        xw = words(x, 2)
+        for j in T.unroll(width // 2):
+            wide[2 * j] = T.reinterpret(xw[at, j] << T.uint32(16), "float32")
+            wide[2 * j + 1] = T.reinterpret(xw[at, j] & T.uint32(0xFFFF0000), "float32")
+    else:
+        for j in T.vectorized(width):
+            wide[j] = T.cast(x[at, j], "float32")
+
+
+@T.macro
 def quantize(x, at, width, s, wide, codes, ue8m0):
     """codes[:] = cast(x[at, :] / scale), saturating"""
     for j in T.vectorized(width):

@@ -17,6 +17,7 @@ from tle_ops.kernels._tilelang_fp8 import (
     quantize,
     quotient,
     warp_max,
+    widen,
     word_abs,
     word_max,
     words,
@@ -351,12 +352,10 @@ def block_kernel(dtype, qdtype, block: int, width: int, ue8m0: bool, batched: bo
 def channel_kernel(dtype, qdtype, group: int | None, width: int, ue8m0: bool):
     """A thread block takes a strip of `across` vectors, `down` threads below each other, through one group of rows;
     each thread keeps the maxima of its columns. group = None: all rows."""
-    threads = 256
+    threads, across = (128, 8) if group is not None and group <= 128 and width == 8 else (256, 32 // width)
     pair = pairs(dtype, width)
     parts = width // pair  # words in a vector
-    fits = group is not None and -(-group // (threads // 16)) * width <= REGISTER_ELEMENTS
-    across = 16 if fits and width == 8 else 32 // width
-    down = threads // across
+    down, warps = threads // across, threads // 32
     chunks = -(-group // down) if group is not None else 0
     resident = group is not None and chunks * width <= REGISTER_ELEMENTS
     strip = across * width  # columns
@@ -369,6 +368,8 @@ def channel_kernel(dtype, qdtype, group: int | None, width: int, ue8m0: bool):
         S: T.Tensor((groups, columns), "float32"),
     ):
         with T.Kernel(groups * T.ceildiv(columns, strip), threads=threads) as bx:
+            if threads == 128 and pair == 2:
+                T.annotate_min_blocks_per_sm(8)  # 64 registers a thread: half of them hold the tile
             t = T.get_thread_binding()
             Xv = _vectors(X, dtype, width)
             Qv = _vectors(Q, qdtype, width)
@@ -380,52 +381,59 @@ def channel_kernel(dtype, qdtype, group: int | None, width: int, ue8m0: bool):
             s = T.alloc_local((3,), "float32")
             divisors = T.alloc_local((width,), "float32")
             reciprocals = T.alloc_local((width,), "float32")
-            partials = T.alloc_shared((threads // 32, across * parts), "uint32")
-            shared = T.alloc_shared((2, strip), "float32")
+            # One buffer: two would be given the same memory, and a barrier between them.
+            shared = T.alloc_shared((2 + warps // pair, strip), "float32")
+            partials = T.view(shared, (2 * pair + warps, across * parts), "uint32")  # from row 2 * pair on
 
             strips = T.cast(T.ceildiv(columns, strip), "int32")
             g, at_strip = T.alloc_var("int32"), T.alloc_var("int32")
-            first_row, height, column = T.alloc_var("int64"), T.alloc_var("int64"), T.alloc_var("int64")
-            g = T.truncdiv(bx, strips)
-            at_strip = bx - g * strips
-            first_row = T.int64(0)
-            height = rows
-            if group is not None:
+            first_row, column = T.alloc_var("int64"), T.alloc_var("int64")
+            height = T.alloc_var("int32" if resident else "int64")  # of this thread's columns: 0 past the last one
+            g = T.truncdiv(T.cast(bx, "int32"), strips)  # a grid has fewer than 2^31 blocks, and 64 bits take long
+            at_strip = T.cast(bx, "int32") - g * strips
+            if group is None:
+                first_row = T.int64(0)
+                height = rows
+            else:
                 first_row = T.cast(g, "int64") * group
-                height = T.min(T.int64(group), rows - first_row)
+                height = T.cast(T.min(T.int64(group), rows - first_row), height.dtype)
             column = T.cast(at_strip, "int64") * across + t % across  # of vectors
-            inside = column < columns // width
+            if column >= columns // width:
+                height = 0
             top = t // across
-            from_ = first_row * (pitch // width) + column
-            to = first_row * (columns // width) + column
+            from_ = (first_row + top) * (pitch // width) + column
+            to = (first_row + top) * (columns // width) + column
+            from_step = pitch // width * down
+            to_step = columns // width * down
 
             for j in T.unroll(parts):
                 amax[j] = T.uint32(0)
+            xw = words(x, pair)
             if resident:
+                if height == chunks * down:  # loads without a condition each
+                    for k in T.unroll(chunks):
+                        _load(Xv, from_ + k * from_step, x, k, width, False, True)
+                else:
+                    for k in T.unroll(chunks):
+                        _load(Xv, from_ + k * from_step, x, k, width, True, k * down + top < height)
                 for k in T.unroll(chunks):
-                    r = k * down + top
-                    _load(Xv, from_ + r * (pitch // width), x, k, width, True, r < height and inside)
-                for k in T.unroll(chunks):
-                    xw = words(x, pair)
                     for j in T.unroll(parts):
                         amax[j] = word_max(amax[j], word_abs(xw[k, j], pair), pair)
             else:
                 for k in T.serial(T.ceildiv(height, down)):
-                    r = k * down + top
-                    _load(Xv, from_ + r * (pitch // width), x, 0, width, True, r < height and inside)
-                    xw = words(x, pair)
+                    _load(Xv, from_ + k * from_step, x, 0, width, True, k * down + top < height)
                     for j in T.unroll(parts):
                         amax[j] = word_max(amax[j], word_abs(xw[0, j], pair), pair)
             for j in T.unroll(parts):
                 warp_max(amax, j, pair, 32, across)
             if t % 32 < across:
-                for j in T.unroll(parts):
-                    partials[t // 32, t % across * parts + j] = amax[j]
+                for j in T.vectorized(parts):
+                    partials[2 * pair + t // 32, t % across * parts + j] = amax[j]
             T.sync_threads()
             if t < strip:  # one thread per column makes the scale
                 word[0] = T.uint32(0)
-                for w in T.unroll(threads // 32):
-                    word[0] = word_max(word[0], partials[w, t // pair], pair)
+                for w in T.unroll(warps):
+                    word[0] = word_max(word[0], partials[2 * pair + w, t // pair], pair)
                 if pair == 2:
                     word[0] = half(word[0], t % 2)
                 make_scale(float_bits(word[0], dtype, pair), s, qdtype, ue8m0)
@@ -439,17 +447,15 @@ def channel_kernel(dtype, qdtype, group: int | None, width: int, ue8m0: bool):
             for j in T.vectorized(width):
                 reciprocals[j] = shared[1, t % across * width + j]
             for k in T.unroll(chunks) if resident else T.serial(T.ceildiv(height, down)):
-                r = k * down + top
-                if r < height and inside:
+                if k * down + top < height:
                     if not resident:
-                        _load(Xv, from_ + r * (pitch // width), x, 0, width, False, True)
-                    for j in T.vectorized(width):
-                        wide[j] = T.cast(x[k if resident else 0, j], "float32")
+                        _load(Xv, from_ + k * from_step, x, 0, width, False, True)
+                    widen(x, k if resident else 0, width, wide)
                     for j in T.unroll(width):
                         wide[j] = quotient(wide[j], divisors[j], reciprocals[j], ue8m0)
                     for j in T.vectorized(width):
                         codes[j] = T.cast(wide[j], DTYPE[qdtype])
-                    _store(Qv, to + r * (columns // width), codes, width)
+                    _store(Qv, to + k * to_step, codes, width)
 
     return per_channel_cast_fp8
 
