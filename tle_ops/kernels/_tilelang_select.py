@@ -31,17 +31,82 @@ TL_DEVICE unsigned tle_key(float x) {
   return x != x ? 0xFFFFFFFFu : key;
 }
 TL_DEVICE float tle_value(unsigned key) { return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key); }
-// Somewhere in the i-th of equal strata, 1 << bits long
-TL_DEVICE unsigned tle_scatter(unsigned i, int bits) {
-  unsigned jitter = (i ^ (i >> 7)) * 2654435769u;
+// Somewhere in the i-th of equal strata of a window, of which RUN that lie together are one
+template <int STRATA, int RUN> TL_DEVICE int tle_drawn(unsigned i, unsigned begin, unsigned end) {
+  const unsigned length = (1ull << 32) / STRATA, run = i / RUN;
+  unsigned jitter = (run ^ (run >> 7)) * 2654435769u;
   jitter = (jitter ^ (jitter >> 15)) * 2246822519u;
-  return (i << bits) + ((jitter ^ (jitter >> 13)) & ((1u << bits) - 1));
+  unsigned at = run * length + (jitter ^ (jitter >> 13)) % length;
+  return (begin + __umulhi(at, end - begin)) / RUN * RUN + i % RUN;
+}
+
+template <int BINS> TL_DEVICE unsigned tle_distance_bin(unsigned distance) {
+  const int bits = 31 - __clz(BINS);
+  return max((__float_as_int((float)distance) >> (28 - bits)) - (127 << (bits - 5)), 0);
+}
+TL_DEVICE unsigned tle_within(unsigned word, int first, int begin, int end) {
+  if (begin > first) word = begin < first + 32 ? word & 0xFFFFFFFFu << (begin & 31) : 0;
+  return end < first + 32 ? word & (1u << (end & 31)) - 1 : word;
+}
+
+// --- sums over the lanes of a warp and the threads of a block
+TL_DEVICE unsigned tle_warp_scan(unsigned v) {
+  for (int d = 1; d < 32; d *= 2) {
+    unsigned other = __shfl_up_sync(0xFFFFFFFFu, v, d);
+    if (threadIdx.x % 32 >= d) v += other;
+  }
+  return v;
+}
+template <int THREADS> TL_DEVICE unsigned tle_block_scan(unsigned v, unsigned* totals, unsigned* total) {
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  unsigned upto = tle_warp_scan(v);
+  if (lane == 31) totals[warp] = upto;
+  __syncthreads();
+  unsigned all = tle_warp_scan(lane < THREADS / 32 ? totals[lane] : 0);
+  unsigned earlier = __shfl_sync(0xFFFFFFFFu, all, max(warp - 1, 0));
+  *total = __shfl_sync(0xFFFFFFFFu, all, 31);
+  return upto - v + (warp > 0 ? earlier : 0);
+}
+
+// --- the search for a key: s[5] as below, a histogram of two bins a thread
+enum { TLE_LO, TLE_HI, TLE_LEFT, TLE_HELD, TLE_SHIFT };
+template <int BINS> TL_DEVICE void tle_set_shift(unsigned* s) {
+  s[TLE_SHIFT] = max(__clz(BINS) + 1 - __clz(s[TLE_HI] - s[TLE_LO]), 0);
+}
+TL_DEVICE void tle_count(const unsigned* s, unsigned key, unsigned* hist) {
+  if (key >= s[TLE_LO] && key <= s[TLE_HI]) atomicAdd(hist + (key - s[TLE_LO] >> s[TLE_SHIFT]), 1u);
+}
+template <int BINS>
+TL_DEVICE void tle_narrow(unsigned* s, unsigned upper, unsigned lower, unsigned* totals, unsigned* found) {
+  unsigned total, before = tle_block_scan<BINS / 2>(upper + lower, totals, &total);
+  if (before < s[TLE_LEFT] && s[TLE_LEFT] <= before + upper + lower) {
+    bool in_upper = s[TLE_LEFT] <= before + upper;
+    found[0] = BINS - 1 - 2 * threadIdx.x - !in_upper;
+    found[1] = in_upper ? before : before + upper;
+    found[2] = in_upper ? upper : lower;
+  }
+  __syncthreads();
+  if (total < s[TLE_LEFT]) {
+    s[TLE_LEFT] -= total;
+    s[TLE_HI] = s[TLE_LO] - 1;
+    s[TLE_LO] = 0;
+    s[TLE_HELD] = 0xFFFFFFFFu;
+  } else {
+    s[TLE_LO] += found[0] << s[TLE_SHIFT];
+    s[TLE_HI] = min(s[TLE_HI] - s[TLE_LO], (1u << s[TLE_SHIFT]) - 1) + s[TLE_LO];
+    s[TLE_LEFT] -= found[1];
+    s[TLE_HELD] = found[2];
+  }
 }
 """
 
 
 def u32(x):
     return T.cast(x, "uint32")
+
+
+def pointer(buffer):
+    return T.address_of(buffer[0])
 
 
 def peer(place, rank):
@@ -65,9 +130,9 @@ def value_of(key, largest: bool):
     return T.call_extern("float32", "tle_value", key if largest else ~key)
 
 
-def scatter(i, strata: int):
-    """Somewhere in the i-th of so many strata of [0, 2^32), a power of two."""
-    return T.call_extern("uint32", "tle_scatter", i, 33 - strata.bit_length())
+def drawn_column(i, begin, end, strata: int, run: int):
+    """Somewhere in the i-th of so many strata of [begin, end), a power of two; `run` columns beside it are drawn too."""
+    return T.call_extern("int32", f"tle_drawn<{strata}, {run}>", u32(i), u32(begin), u32(end))
 
 
 def warp_sum(v):
@@ -84,8 +149,7 @@ def warp_min(v):
 
 def distance_bin(distance, bins: int):
     """Of a distance below 2^31 of two keys: bins grow with the distance, about bins / 32 for each power of two."""
-    bits = T.reinterpret(T.cast(distance, "float32"), "int32")
-    return T.max((bits >> (28 - bins.bit_length() + 1)) - (127 << (bins.bit_length() - 1 - 5)), 0)
+    return T.call_extern("uint32", f"tle_distance_bin<{bins}>", distance)
 
 
 def ballot(flag):
@@ -96,43 +160,25 @@ def bits_set(word):
     return T.call_extern("int32", "__popc", word)
 
 
+def within(word, first, begin, end):
+    """Of a word of bits for columns from `first` on, those for [begin, end), where it is not all beyond the end."""
+    return T.call_extern("uint32", "tle_within", word, first, begin, end)
+
+
 def lowest_bit(word):
     """Where, from 0, the lowest set bit is; there is one."""
     return T.call_extern("int32", "__ffs", T.cast(word, "int32")) - 1
 
 
-def bit_length(v):
-    return 32 - T.call_extern("int32", "__clz", T.cast(v, "int32"))
+def warp_scan(v):
+    """The sum of v over the lanes up to this one."""
+    return T.call_extern("uint32", "tle_warp_scan", v)
 
 
-@T.macro
-def warp_scan(v, lane):
-    """v[0] = its sum over the lanes up to this one"""
-    for i in T.unroll(5):
-        other = T.shfl_up(v[0], 1 << i)
-        if lane >= (1 << i):
-            v[0] = v[0] + other
-
-
-@T.macro
-def block_scan(v, before, total, totals, t, warps):
-    """before[0] = the sum of v[0] over the threads before this one, total[0] over all. totals: shared [warps]; whoever
-    writes there again must have synchronized in between."""
-    lane = t % 32
-    before[0] = v[0]
-    warp_scan(before, lane)
-    if lane == 31:
-        totals[t // 32] = before[0]
-    before[0] = before[0] - v[0]
-    T.sync_threads()
-    total[0] = T.uint32(0)
-    if lane < warps:
-        total[0] = totals[lane]
-    warp_scan(total, lane)
-    earlier = T.shfl_sync(total[0], T.max(t // 32 - 1, 0))
-    if t >= 32:
-        before[0] = before[0] + earlier
-    total[0] = T.shfl_sync(total[0], 31)
+def block_scan(v, total, totals, threads: int):
+    """The sum of v over the threads before this one; total[0] = over all. totals: shared [warps]; whoever writes there
+    again must have synchronized in between."""
+    return T.call_extern("uint32", f"tle_block_scan<{threads}>", v, pointer(totals), pointer(total))
 
 
 # The search: a range of keys [lo, hi] that holds the key sought, the `left`-th greatest in the range, and how many keys
@@ -148,43 +194,16 @@ def start_search(s, lo, hi, left, held):
     s[HELD] = held
 
 
-@T.macro
-def set_shift(s, bins):
+def set_shift(s, bins: int):
     """Of a key to its bin."""
-    s[SHIFT] = u32(T.max(bit_length(s[HI] - s[LO]) - (bins.bit_length() - 1), 0))
+    return T.call_extern("void", f"tle_set_shift<{bins}>", pointer(s))
 
 
-@T.macro
 def count_key(s, key, hist):
-    own = T.alloc_var("uint32", init=key)
-    if own >= s[LO] and own <= s[HI]:
-        T.atomic_add(hist[T.cast((own - s[LO]) >> s[SHIFT], "int32")], T.uint32(1))
+    return T.call_extern("void", "tle_count", pointer(s), key, pointer(hist))
 
 
-@T.macro
-def narrow(s, upper, lower, v, before, total, totals, found, t, warps, bins):
+def narrow(s, upper, lower, totals, found, bins: int):
     """s becomes the bin of the key sought. upper, lower: what this thread's two bins hold, the first threads having the
     greatest keys. found: shared [4]. If the range holds fewer keys than are sought, it becomes all that is below it."""
-    top, next_ = upper, lower
-    v[0] = top + next_
-    block_scan(v, before, total, totals, t, warps)
-    if before[0] < s[LEFT] and s[LEFT] <= before[0] + v[0]:
-        if before[0] + top >= s[LEFT]:
-            found[0] = u32(bins - 1 - 2 * t)
-            found[1] = before[0]
-            found[2] = top
-        else:
-            found[0] = u32(bins - 2 - 2 * t)
-            found[1] = before[0] + top
-            found[2] = next_
-    T.sync_threads()
-    if total[0] < s[LEFT]:
-        s[LEFT] = s[LEFT] - total[0]
-        s[HI] = s[LO] - T.uint32(1)
-        s[LO] = T.uint32(0)
-        s[HELD] = T.uint32(GREATEST)
-    else:
-        s[LO] = s[LO] + (found[0] << s[SHIFT])
-        s[HI] = T.min(s[HI] - s[LO], (T.uint32(1) << s[SHIFT]) - T.uint32(1)) + s[LO]
-        s[LEFT] = s[LEFT] - found[1]
-        s[HELD] = found[2]
+    return T.call_extern("void", f"tle_narrow<{bins}>", pointer(s), upper, lower, pointer(totals), pointer(found))

@@ -37,12 +37,12 @@ from tle_ops.kernels._tilelang_select import (
     block_scan,
     count_key,
     distance_bin,
+    drawn_column,
     exceeds,
     key_of,
     lowest_bit,
     narrow,
     peer,
-    scatter,
     set_shift,
     start_search,
     u32,
@@ -51,6 +51,7 @@ from tle_ops.kernels._tilelang_select import (
     warp_min,
     warp_scan,
     warp_sum,
+    within,
 )
 
 NAN_BITS = 0x7FC00000
@@ -122,91 +123,88 @@ def select_kernel(
     def draw(keys, X, row, t, begin, end):
         """Somewhere in each of equal strata of the window; of what lies outside of it, the least key."""
         for e in T.unroll(drawn):
-            at = scatter(u32((e * threads + t) // RUN), sample // RUN)
-            offset = T.cast((T.cast(at, "uint64") * T.cast(u32(end - begin), "uint64")) >> T.uint64(32), "int32")
-            column = (begin + offset) // RUN * RUN + t % RUN
+            column = drawn_column(e * threads + t, begin, end, sample // RUN, RUN)
             keys[e] = T.uint32(0)
             if column >= begin and column < end:
                 keys[e] = key_at(X, row, column)
 
     @T.macro
-    def narrow_by(s, hist, v, before, total, totals, found, t):
-        """`narrow` by what is counted in hist, which is cleared."""
-        T.sync_threads()
-        upper = hist[bins - 1 - 2 * t]
-        lower = hist[bins - 2 - 2 * t]
-        narrow(s, upper, lower, v, before, total, totals, found, t, warps, bins)
+    def clear(hist, t):
         hist[bins - 1 - 2 * t] = T.uint32(0)
         hist[bins - 2 - 2 * t] = T.uint32(0)
+
+    @T.macro
+    def narrow_by(s, hist, totals, found, t):
+        """`narrow` by what is counted in hist, which is cleared."""
+        T.sync_threads()
+        narrow(s, hist[bins - 1 - 2 * t], hist[bins - 2 - 2 * t], totals, found, bins)
+        clear(hist, t)
         T.sync_threads()
 
     @T.macro
-    def find_bound(s, keys, hist, v, before, total, totals, found, info, t, rank):
+    def find_bound(s, keys, hist, total, totals, found, info, t, rank):
         """s[LO] = a key that at least the first `rank` keys of the sample reach, and few others. Bins that grow with
         the distance from the greatest key show it at once, unless that one lies far off."""
-        v[0] = keys[0]
+        best, least, upper, both, before = (T.alloc_var("uint32") for _ in range(5))
+        best = keys[0]
         for e in T.unroll(drawn - 1):
-            v[0] = T.max(v[0], keys[e + 1])
-        v[0] = warp_max(v[0])
+            best = T.max(best, keys[e + 1])
+        best = warp_max(best)
         if t % 32 == 0:
-            T.atomic_max(info[BEST], v[0])
+            T.atomic_max(info[BEST], best)
         T.sync_threads()
-        s[HI] = info[BEST]
+        best = info[BEST]
         for e in T.unroll(drawn):
-            if s[HI] - keys[e] < T.uint32(FAR):
-                T.atomic_add(hist[bins - 1 - distance_bin(s[HI] - keys[e], bins)], T.uint32(1))
+            if best - keys[e] < T.uint32(FAR):
+                T.atomic_add(hist[T.uint32(bins - 1) - distance_bin(best - keys[e], bins)], T.uint32(1))
         T.sync_threads()
-        s[LEFT] = hist[bins - 1 - 2 * t]
-        v[0] = s[LEFT] + hist[bins - 2 - 2 * t]
-        block_scan(v, before, total, totals, t, warps)
-        hist[bins - 1 - 2 * t] = T.uint32(0)
-        hist[bins - 2 - 2 * t] = T.uint32(0)
-        if before[0] < rank and rank <= before[0] + v[0]:
-            found[0] = u32(2 * t) + T.if_then_else(rank <= before[0] + s[LEFT], T.uint32(0), T.uint32(1))
-            found[2] = before[0] + T.if_then_else(rank <= before[0] + s[LEFT], s[LEFT], v[0])
+        upper = hist[bins - 1 - 2 * t]
+        both = upper + hist[bins - 2 - 2 * t]
+        before = block_scan(both, total, totals, threads)
+        clear(hist, t)
+        if before < rank and rank <= before + both:
+            found[0] = u32(2 * t) + T.if_then_else(rank <= before + upper, T.uint32(0), T.uint32(1))
+            found[2] = before + T.if_then_else(rank <= before + upper, upper, both)
         if t == 0 and total[0] < rank:
             found[0] = u32(bins)
             found[2] = T.uint32(sample)
         T.sync_threads()
-        v[0] = T.uint32(GREATEST)
+        least = T.uint32(GREATEST)
         for e in T.unroll(drawn):
-            if u32(distance_bin(s[HI] - keys[e], bins)) <= found[0]:
-                v[0] = T.min(v[0], keys[e])
-        v[0] = warp_min(v[0])
+            if distance_bin(best - keys[e], bins) <= found[0]:
+                least = T.min(least, keys[e])
+        least = warp_min(least)
         if t % 32 == 0:
-            T.atomic_min(found[1], v[0])
+            T.atomic_min(found[1], least)
         if t == 0:
             info[BEST] = T.uint32(0)
         T.sync_threads()
-        start_search(s, found[1], s[HI], rank, found[2])
+        start_search(s, found[1], best, rank, found[2])
         while s[LO] < s[HI] and s[HELD] > s[LEFT] + rank // T.uint32(8):
             set_shift(s, bins)
             for e in T.unroll(drawn):
                 count_key(s, keys[e], hist)
-            narrow_by(s, hist, v, before, total, totals, found, t)
+            narrow_by(s, hist, totals, found, t)
 
     @T.macro
-    def finish(s, own, per, many, tail, found, v, greater, equal, t):
+    def finish(s, own, mine, tail, found, t):
         """`narrow` to one key where the range holds no more keys than a warp has lanes: each is compared with all."""
+        key, greater, equal = (T.alloc_var("uint32") for _ in range(3))
         for e in T.unroll(held):
-            if e < per and u32(t * per + e) < many and own[e] >= s[LO] and own[e] <= s[HI]:
+            if e < mine and own[e] >= s[LO] and own[e] <= s[HI]:
                 tail[T.atomic_add(found[3], T.uint32(1), return_prev=True)] = own[e]
         T.sync_threads()
-        v[0] = tail[t % 32]
-        greater[0] = T.uint32(0)
-        equal[0] = T.uint32(0)
+        key = tail[t % 32]
+        greater = T.uint32(0)
+        equal = T.uint32(0)
         for i in T.serial(T.cast(s[HELD], "int32")):
-            greater[0] = greater[0] + T.if_then_else(tail[i] > v[0], T.uint32(1), T.uint32(0))
-            equal[0] = equal[0] + T.if_then_else(tail[i] == v[0], T.uint32(1), T.uint32(0))
-        chosen = lowest_bit(
-            ballot(
-                u32(t % 32) < s[HELD] and greater[0] < s[LEFT] and s[LEFT] <= greater[0] + equal[0],
-            )
-        )
-        s[LO] = T.shfl_sync(v[0], chosen)
+            greater = greater + T.if_then_else(tail[i] > key, T.uint32(1), T.uint32(0))
+            equal = equal + T.if_then_else(tail[i] == key, T.uint32(1), T.uint32(0))
+        chosen = lowest_bit(ballot(u32(t % 32) < s[HELD] and greater < s[LEFT] and s[LEFT] <= greater + equal))
+        s[LO] = T.shfl_sync(key, chosen)
         s[HI] = s[LO]
-        s[LEFT] = s[LEFT] - T.shfl_sync(greater[0], chosen)
-        s[HELD] = T.shfl_sync(equal[0], chosen)
+        s[LEFT] = s[LEFT] - T.shfl_sync(greater, chosen)
+        s[HELD] = T.shfl_sync(equal, chosen)
 
     @T.prim_func
     def select(
@@ -235,12 +233,11 @@ def select_kernel(
             own_raw = T.alloc_local((held,), "uint32")
             own_column = T.alloc_local((held,), "uint32")
             s = T.alloc_local((5,), "uint32")
-            v, before, total = (T.alloc_local((1,), "uint32") for _ in range(3))
-            v2, before2, total2 = (T.alloc_local((1,), "uint32") for _ in range(3))
+            total, total2 = T.alloc_local((1,), "uint32"), T.alloc_local((1,), "uint32")
             start, end = T.alloc_local((1,), "int32"), T.alloc_local((1,), "int32")
             offsets = T.alloc_local((cluster + 1,), "uint32")
             row = T.alloc_var("int64")
-            rank, base, begin, stop, at, count, per = (T.alloc_var("int32") for _ in range(7))
+            rank, base, begin, stop, at, count, per, mine = (T.alloc_var("int32") for _ in range(8))
             wanted, bound, word, place, level, best = (T.alloc_var("uint32") for _ in range(6))
             limit, last, expected = (T.alloc_var("float32") for _ in range(3))
             everything, going = T.alloc_var("bool"), T.alloc_var("bool")
@@ -275,7 +272,7 @@ def select_kernel(
                 expected = sample * (T.cast(k, "float32") / T.cast(end[0] - start[0], "float32"))
                 count = T.min(T.cast(expected + 5 * T.sqrt(expected), "int32") + 4, sample)
                 T.sync_threads()
-                find_bound(s, keys, hist, v, before, total, totals, found, info, t, u32(count))
+                find_bound(s, keys, hist, total, totals, found, info, t, u32(count))
                 bound = s[LO]
                 if largest:
                     bound = T.min(bound, T.uint32(INF_KEY))  # a NaN compares with nothing
@@ -296,23 +293,16 @@ def select_kernel(
             T.sync_threads()
             count = T.ceildiv(T.max(stop - base, 0), 32)  # words, of which a thread takes some that lie together
             per = T.ceildiv(count, threads)
-            v[0] = T.uint32(0)
+            place = T.uint32(0)
             for i in T.serial(per):
                 at = t * per + i
                 if at < count:
-                    word = marks[at]
-                    if begin > base + at * 32:  # in the first word, or words before the window
-                        word = T.if_then_else(
-                            begin < base + at * 32 + 32, word & (T.uint32(GREATEST) << u32(begin & 31)), T.uint32(0)
-                        )
-                    if stop < base + at * 32 + 32:
-                        word = word & ((T.uint32(1) << u32(stop & 31)) - T.uint32(1))
+                    word = within(marks[at], base + at * 32, begin, stop)
                     marks[at] = word
-                    v[0] = v[0] + u32(bits_set(word))
-            block_scan(v, before, total, totals, t, warps)
+                    place = place + u32(bits_set(word))
+            place = block_scan(place, total, totals, threads)
             if t == 0:
                 info[COUNT] = total[0]
-            place = before[0]
             for i in T.serial(per):
                 at = t * per + i
                 if at < count:
@@ -334,24 +324,25 @@ def select_kernel(
             if t % 32 == 0:
                 T.atomic_max(info[BEST], best)
             synchronize()
-            v[0] = T.uint32(0)
+            place = T.uint32(0)
             best = T.uint32(0)
             if t % 32 < cluster:
-                v[0] = peer(info[COUNT], t % 32)
+                place = peer(info[COUNT], t % 32)
                 best = peer(info[BEST], t % 32)
             best = warp_max(best)
-            warp_scan(v, t % 32)
+            place = warp_scan(place)
             offsets[0] = T.uint32(0)
             for r in T.unroll(cluster):
-                offsets[r + 1] = T.shfl_sync(v[0], r)
+                offsets[r + 1] = T.shfl_sync(place, r)
 
             if offsets[cluster] >= wanted and offsets[cluster] <= T.uint32(room):
                 # --- select, of what the lists hold
                 per = T.ceildiv(T.cast(offsets[cluster], "int32"), threads)
+                mine = T.min(T.max(T.cast(offsets[cluster], "int32") - t * per, 0), per)
                 if rank == 0:
                     for e in T.unroll(held):
-                        place = u32(t * per + e)
-                        if e < per and place < offsets[cluster]:
+                        if e < mine:
+                            place = u32(t * per + e)
                             at = 0
                             word = T.uint32(0)
                             for r in T.unroll(cluster - 1):
@@ -363,30 +354,30 @@ def select_kernel(
                 synchronize()
                 if rank == 0:
                     for e in T.unroll(held):
-                        if e < per and u32(t * per + e) < offsets[cluster]:
+                        if e < mine:
                             own[e] = key_of_bits(own_raw[e])
                     low = T.if_then_else(everything, T.uint32(0), bound + T.uint32(1))
                     start_search(s, low, best, wanted, offsets[cluster])
                     while s[HELD] != s[LEFT] and s[LO] < s[HI] and s[HELD] > T.uint32(32):
                         set_shift(s, bins)
                         for e in T.unroll(held):
-                            if e < per and u32(t * per + e) < offsets[cluster]:
+                            if e < mine:
                                 count_key(s, own[e], hist)
-                        narrow_by(s, hist, v, before, total, totals, found, t)
+                        narrow_by(s, hist, totals, found, t)
                     if s[HELD] != s[LEFT] and s[LO] < s[HI]:
-                        finish(s, own, per, offsets[cluster], tail, found, v, before, total, t)
-                    v[0] = T.uint32(0)
+                        finish(s, own, mine, tail, found, t)
+                    word = T.uint32(0)  # how many are above the range, and 65536 times those within it
                     for e in T.unroll(held):
-                        if e < per and u32(t * per + e) < offsets[cluster]:
+                        if e < mine:
                             if own[e] > s[HI]:
-                                v[0] = v[0] + T.uint32(1)
+                                word = word + T.uint32(1)
                             elif own[e] >= s[LO]:
-                                v[0] = v[0] + T.uint32(65536)
-                    block_scan(v, before, total, totals2, t, warps)
-                    place = before[0] & T.uint32(65535)
-                    level = before[0] >> T.uint32(16)
+                                word = word + T.uint32(65536)
+                    word = block_scan(word, total, totals2, threads)
+                    place = word & T.uint32(65535)
+                    level = word >> T.uint32(16)
                     for e in T.unroll(held):
-                        if e < per and u32(t * per + e) < offsets[cluster] and own[e] >= s[LO]:
+                        if e < mine and own[e] >= s[LO]:
                             if own[e] > s[HI] or level < s[LEFT]:
                                 C[row, place + T.min(level, s[LEFT])] = T.cast(own_column[e], index)
                                 if values:
@@ -417,10 +408,9 @@ def select_kernel(
                     for r in T.unroll(cluster):
                         place = place + peer(hist[bins - 1 - 2 * t], r)
                         level = level + peer(hist[bins - 2 - 2 * t], r)
-                    narrow(s, place, level, v, before, total, totals, found, t, warps, bins)
+                    narrow(s, place, level, totals, found, bins)
                     synchronize()
-                    hist[bins - 1 - 2 * t] = T.uint32(0)
-                    hist[bins - 2 - 2 * t] = T.uint32(0)
+                    clear(hist, t)
                     T.sync_threads()
                     going = s[HELD] == T.uint32(GREATEST) or (s[LO] < s[HI] and s[HELD] != s[LEFT])
                 for i in T.serial(T.ceildiv(count, threads)):
@@ -436,26 +426,26 @@ def select_kernel(
                 T.sync_threads()
                 count = T.ceildiv(count, 32)
                 per = T.ceildiv(count, threads)
-                v[0] = T.uint32(0)
-                v2[0] = T.uint32(0)
+                place = T.uint32(0)
+                level = T.uint32(0)
                 for i in T.serial(per):
                     at = t * per + i
                     if at < count:
-                        v[0] = v[0] + u32(bits_set(marks[at]))
-                        v2[0] = v2[0] + u32(bits_set(marks2[at]))
-                block_scan(v, before, total, totals, t, warps)
-                block_scan(v2, before2, total2, totals2, t, warps)
+                        place = place + u32(bits_set(marks[at]))
+                        level = level + u32(bits_set(marks2[at]))
+                place = block_scan(place, total, totals, threads)
+                level = block_scan(level, total2, totals2, threads)
                 if t == 0:
                     info[ABOVE] = total[0]
                     info[LEVEL] = total2[0]
                 synchronize()
-                v[0] = T.uint32(0)
-                v2[0] = T.uint32(0)
+                word = T.uint32(0)
+                best = T.uint32(0)
                 if t % 32 < rank:
-                    v[0] = peer(info[ABOVE], t % 32)
-                    v2[0] = peer(info[LEVEL], t % 32)
-                place = before[0] + warp_sum(v[0])
-                level = before2[0] + warp_sum(v2[0])
+                    word = peer(info[ABOVE], t % 32)
+                    best = peer(info[LEVEL], t % 32)
+                place = place + warp_sum(word)
+                level = level + warp_sum(best)
                 for i in T.serial(per):
                     at = t * per + i
                     if at < count:
