@@ -12,7 +12,8 @@ from tests.table import BF16, F16, F32, assert_same_bits
 from tests.test_topk import KINDS, misleading_rows, raw_bits, sampled_columns, scores, sorted_columns, stable_order
 from tle_ops import _dispatch
 from tle_ops.kernels import _cluster_plan, _tilelang, topk_tilelang
-from tle_ops.kernels._tilelang_select import PRELUDE, peer
+from tle_ops.kernels._select_prelude import PRELUDE
+from tle_ops.kernels._tilelang_select import peer
 
 kernels = emulator.kernels  # the fixture
 SMALL = {"THREADS": 64, "STEP": 2, "ROOM": 512, "SAMPLE": 256, "FEWEST": 800}

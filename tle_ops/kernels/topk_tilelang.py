@@ -22,33 +22,34 @@ from tle_ops import _meta
 from tle_ops.kernels import _cluster_plan
 from tle_ops.kernels._cluster_plan import RUN
 from tle_ops.kernels._replay import replayed
+from tle_ops.kernels._select_prelude import PRELUDE
 from tle_ops.kernels._tilelang import DTYPE, PASS_CONFIGS, Kernel
 from tle_ops.kernels._tilelang_select import (
-    FAR,
     GREATEST,
     HELD,
     HI,
     INF_KEY,
     LEFT,
     LO,
-    PRELUDE,
     ballot,
     bits_set,
     block_scan,
+    clear,
     count_key,
-    distance_bin,
     drawn_column,
     exceeds,
+    find_bound,
     key_of,
     lowest_bit,
     narrow,
     peer,
+    pointer,
+    search,
     set_shift,
     start_search,
     u32,
     value_of,
     warp_max,
-    warp_min,
     warp_scan,
     warp_sum,
     within,
@@ -128,84 +129,6 @@ def select_kernel(
             if column >= begin and column < end:
                 keys[e] = key_at(X, row, column)
 
-    @T.macro
-    def clear(hist, t):
-        hist[bins - 1 - 2 * t] = T.uint32(0)
-        hist[bins - 2 - 2 * t] = T.uint32(0)
-
-    @T.macro
-    def narrow_by(s, hist, totals, found, t):
-        """`narrow` by what is counted in hist, which is cleared."""
-        T.sync_threads()
-        narrow(s, hist[bins - 1 - 2 * t], hist[bins - 2 - 2 * t], totals, found, bins)
-        clear(hist, t)
-        T.sync_threads()
-
-    @T.macro
-    def find_bound(s, keys, hist, total, totals, found, info, t, rank):
-        """s[LO] = a key that at least the first `rank` keys of the sample reach, and few others. Bins that grow with
-        the distance from the greatest key show it at once, unless that one lies far off."""
-        best, least, upper, both, before = (T.alloc_var("uint32") for _ in range(5))
-        best = keys[0]
-        for e in T.unroll(drawn - 1):
-            best = T.max(best, keys[e + 1])
-        best = warp_max(best)
-        if t % 32 == 0:
-            T.atomic_max(info[BEST], best)
-        T.sync_threads()
-        best = info[BEST]
-        for e in T.unroll(drawn):
-            if best - keys[e] < T.uint32(FAR):
-                T.atomic_add(hist[T.uint32(bins - 1) - distance_bin(best - keys[e], bins)], T.uint32(1))
-        T.sync_threads()
-        upper = hist[bins - 1 - 2 * t]
-        both = upper + hist[bins - 2 - 2 * t]
-        before = block_scan(both, total, totals, threads)
-        clear(hist, t)
-        if before < rank and rank <= before + both:
-            found[0] = u32(2 * t) + T.if_then_else(rank <= before + upper, T.uint32(0), T.uint32(1))
-            found[2] = before + T.if_then_else(rank <= before + upper, upper, both)
-        if t == 0 and total[0] < rank:
-            found[0] = u32(bins)
-            found[2] = T.uint32(sample)
-        T.sync_threads()
-        least = T.uint32(GREATEST)
-        for e in T.unroll(drawn):
-            if distance_bin(best - keys[e], bins) <= found[0]:
-                least = T.min(least, keys[e])
-        least = warp_min(least)
-        if t % 32 == 0:
-            T.atomic_min(found[1], least)
-        if t == 0:
-            info[BEST] = T.uint32(0)
-        T.sync_threads()
-        start_search(s, found[1], best, rank, found[2])
-        while s[LO] < s[HI] and s[HELD] > s[LEFT] + rank // T.uint32(8):
-            set_shift(s, bins)
-            for e in T.unroll(drawn):
-                count_key(s, keys[e], hist)
-            narrow_by(s, hist, totals, found, t)
-
-    @T.macro
-    def finish(s, own, mine, tail, found, t):
-        """`narrow` to one key where the range holds no more keys than a warp has lanes: each is compared with all."""
-        key, greater, equal = (T.alloc_var("uint32") for _ in range(3))
-        for e in T.unroll(held):
-            if e < mine and own[e] >= s[LO] and own[e] <= s[HI]:
-                tail[T.atomic_add(found[3], T.uint32(1), return_prev=True)] = own[e]
-        T.sync_threads()
-        key = tail[t % 32]
-        greater = T.uint32(0)
-        equal = T.uint32(0)
-        for i in T.serial(T.cast(s[HELD], "int32")):
-            greater = greater + T.if_then_else(tail[i] > key, T.uint32(1), T.uint32(0))
-            equal = equal + T.if_then_else(tail[i] == key, T.uint32(1), T.uint32(0))
-        chosen = lowest_bit(ballot(u32(t % 32) < s[HELD] and greater < s[LEFT] and s[LEFT] <= greater + equal))
-        s[LO] = T.shfl_sync(key, chosen)
-        s[HI] = s[LO]
-        s[LEFT] = s[LEFT] - T.shfl_sync(greater, chosen)
-        s[HELD] = T.shfl_sync(equal, chosen)
-
     @T.prim_func
     def select(
         X: T.StridedTensor((rows, columns), (pitch, 1), storage),
@@ -240,7 +163,7 @@ def select_kernel(
             rank, base, begin, stop, at, count, per, mine = (T.alloc_var("int32") for _ in range(8))
             wanted, bound, word, place, level, best = (T.alloc_var("uint32") for _ in range(6))
             limit, last, expected = (T.alloc_var("float32") for _ in range(3))
-            everything, going = T.alloc_var("bool"), T.alloc_var("bool")
+            everything = T.alloc_var("bool")
 
             row = T.truncdiv(bx, T.int64(cluster))
             rank = T.cast(bx - row * T.int64(cluster), "int32")
@@ -272,7 +195,7 @@ def select_kernel(
                 expected = sample * (T.cast(k, "float32") / T.cast(end[0] - start[0], "float32"))
                 count = T.min(T.cast(expected + 5 * T.sqrt(expected), "int32") + 4, sample)
                 T.sync_threads()
-                find_bound(s, keys, hist, total, totals, found, info, t, u32(count))
+                find_bound(s, keys, u32(count), hist, totals, found, pointer(info, BEST), bins)
                 bound = s[LO]
                 if largest:
                     bound = T.min(bound, T.uint32(INF_KEY))  # a NaN compares with nothing
@@ -294,23 +217,19 @@ def select_kernel(
             count = T.ceildiv(T.max(stop - base, 0), 32)  # words, of which a thread takes some that lie together
             per = T.ceildiv(count, threads)
             place = T.uint32(0)
-            for i in T.serial(per):
-                at = t * per + i
-                if at < count:
-                    word = within(marks[at], base + at * 32, begin, stop)
-                    marks[at] = word
-                    place = place + u32(bits_set(word))
+            for w in T.serial(t * per, T.min(t * per + per, count)):
+                word = within(marks[w], base + w * 32, begin, stop)
+                marks[w] = word
+                place = place + u32(bits_set(word))
             place = block_scan(place, total, totals, threads)
             if t == 0:
                 info[COUNT] = total[0]
-            for i in T.serial(per):
-                at = t * per + i
-                if at < count:
-                    word = marks[at]
-                    while word != T.uint32(0) and place < T.uint32(room):
-                        listed[place] = u32(base + at * 32 + lowest_bit(word))
-                        word = word & (word - T.uint32(1))
-                        place = place + T.uint32(1)
+            for w in T.serial(t * per, T.min(t * per + per, count)):
+                word = marks[w]
+                while word != T.uint32(0) and place < T.uint32(room):
+                    listed[place] = u32(base + w * 32 + lowest_bit(word))
+                    word = word & (word - T.uint32(1))
+                    place = place + T.uint32(1)
             T.sync_threads()
             count = T.min(T.cast(total[0], "int32"), room)
             best = T.uint32(0)
@@ -358,14 +277,7 @@ def select_kernel(
                             own[e] = key_of_bits(own_raw[e])
                     low = T.if_then_else(everything, T.uint32(0), bound + T.uint32(1))
                     start_search(s, low, best, wanted, offsets[cluster])
-                    while s[HELD] != s[LEFT] and s[LO] < s[HI] and s[HELD] > T.uint32(32):
-                        set_shift(s, bins)
-                        for e in T.unroll(held):
-                            if e < mine:
-                                count_key(s, own[e], hist)
-                        narrow_by(s, hist, totals, found, t)
-                    if s[HELD] != s[LEFT] and s[LO] < s[HI]:
-                        finish(s, own, mine, tail, found, t)
+                    search(s, own, mine, hist, totals, found, tail, bins)
                     word = T.uint32(0)  # how many are above the range, and 65536 times those within it
                     for e in T.unroll(held):
                         if e < mine:
@@ -395,8 +307,7 @@ def select_kernel(
                 else:
                     start_search(s, bound + T.uint32(1), T.uint32(GREATEST), wanted, T.uint32(GREATEST))
                 count = T.max(stop - base, 0)
-                going = True
-                while going:
+                while s[HELD] == T.uint32(GREATEST) or (s[LO] < s[HI] and s[HELD] != s[LEFT]):
                     set_shift(s, bins)
                     for i in T.serial(T.ceildiv(count, threads)):
                         at = base + i * threads + t
@@ -410,9 +321,8 @@ def select_kernel(
                         level = level + peer(hist[bins - 2 - 2 * t], r)
                     narrow(s, place, level, totals, found, bins)
                     synchronize()
-                    clear(hist, t)
+                    clear(hist, bins)
                     T.sync_threads()
-                    going = s[HELD] == T.uint32(GREATEST) or (s[LO] < s[HI] and s[HELD] != s[LEFT])
                 for i in T.serial(T.ceildiv(count, threads)):
                     at = base + i * threads + t
                     best = T.uint32(0)
@@ -428,11 +338,9 @@ def select_kernel(
                 per = T.ceildiv(count, threads)
                 place = T.uint32(0)
                 level = T.uint32(0)
-                for i in T.serial(per):
-                    at = t * per + i
-                    if at < count:
-                        place = place + u32(bits_set(marks[at]))
-                        level = level + u32(bits_set(marks2[at]))
+                for w in T.serial(t * per, T.min(t * per + per, count)):
+                    place = place + u32(bits_set(marks[w]))
+                    level = level + u32(bits_set(marks2[w]))
                 place = block_scan(place, total, totals, threads)
                 level = block_scan(level, total2, totals2, threads)
                 if t == 0:
@@ -446,20 +354,18 @@ def select_kernel(
                     best = peer(info[LEVEL], t % 32)
                 place = place + warp_sum(word)
                 level = level + warp_sum(best)
-                for i in T.serial(per):
-                    at = t * per + i
-                    if at < count:
-                        word = marks[at] | marks2[at]
-                        while word != T.uint32(0):
-                            column = base + at * 32 + lowest_bit(word)
-                            above = (marks[at] >> u32(lowest_bit(word))) & T.uint32(1)
-                            if above != T.uint32(0) or level < s[LEFT]:
-                                C[row, place + T.min(level, s[LEFT])] = T.cast(column, index)
-                                if values:
-                                    V[row, place + T.min(level, s[LEFT])] = X[row, column]
-                            place = place + above
-                            level = level + (T.uint32(1) - above)
-                            word = word & (word - T.uint32(1))
+                for w in T.serial(t * per, T.min(t * per + per, count)):
+                    word = marks[w] | marks2[w]
+                    while word != T.uint32(0):
+                        column = base + w * 32 + lowest_bit(word)
+                        above = (marks[w] >> u32(lowest_bit(word))) & T.uint32(1)
+                        if above != T.uint32(0) or level < s[LEFT]:
+                            C[row, place + T.min(level, s[LEFT])] = T.cast(column, index)
+                            if values:
+                                V[row, place + T.min(level, s[LEFT])] = X[row, column]
+                        place = place + above
+                        level = level + (T.uint32(1) - above)
+                        word = word & (word - T.uint32(1))
                 synchronize()  # others may have been reading this block's counts
             if rank == 0:
                 for i in T.serial(T.ceildiv(T.cast(k, "int32") - T.cast(wanted, "int32"), threads)):
