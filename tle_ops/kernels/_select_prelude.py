@@ -16,7 +16,14 @@ TL_DEVICE unsigned tle_peer(const unsigned* p, int rank) {
   return value;
 }
 #endif
-#define TLE_WARP 0xFFFFFFFFu  // all lanes
+template <int CLUSTER> TL_DEVICE unsigned tle_joined(const unsigned* list, unsigned place, const unsigned* offsets) {
+  int rank = 0;
+  unsigned first = 0;
+#pragma unroll
+  for (int r = 1; r < CLUSTER; r++)
+    if (place >= offsets[r]) rank = r, first = offsets[r];
+  return tle_peer(list + (place - first), rank);
+}
 
 // --- keys and columns
 TL_DEVICE bool tle_exceeds(float x, float limit) { return !(x <= limit); }
@@ -40,6 +47,8 @@ TL_DEVICE unsigned tle_within(unsigned word, int first, int begin, int end) {
 }
 
 // --- sums over the lanes of a warp and the threads of a block
+#define TLE_WARP 0xFFFFFFFFu  // all lanes
+
 TL_DEVICE unsigned tle_warp_scan(unsigned v) {
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {
@@ -59,7 +68,7 @@ template <int THREADS> TL_DEVICE unsigned tle_block_scan(unsigned v, unsigned* t
   return upto - v + (warp > 0 ? earlier : 0);
 }
 
-// --- the search for a key; a thread has two bins of the histogram, the first threads those of the greatest keys
+// --- the search for a key: a thread has two bins of the histogram, the first threads those of the greatest keys
 enum { TLE_LO, TLE_HI, TLE_LEFT, TLE_HELD, TLE_SHIFT };
 #define TLE_UPPER(hist) hist[BINS - 1 - 2 * threadIdx.x]
 #define TLE_LOWER(hist) hist[BINS - 2 - 2 * threadIdx.x]

@@ -1,14 +1,13 @@
 """What a selection by a cluster of blocks is made of: keys, sums over a block, the search for a key, and the one thing
-that TileLang has no word for, a read of another block's shared memory.
+that TileLang has no word for, a read of another block's shared memory. Names for functions in CUDA (`_select_prelude`).
 
 Keys are unsigned 32-bit integers in the order of the values: every NaN the greatest, -0.0 equal to 0.0; inverted if the
-least are sought. Local arrays of one element are results of macros.
+least are sought.
 """
 
 import tilelang.language as T
 
 INF_KEY = 0xFF800000
-FAR = 1 << 31
 GREATEST = 0xFFFFFFFF
 
 
@@ -23,6 +22,13 @@ def pointer(buffer, at: int = 0):
 def peer(place, rank):
     """A uint32 at the same place of shared memory in the block `rank` of the cluster."""
     return T.call_extern("uint32", "tle_peer", T.address_of(place), rank)
+
+
+def joined(listed, place, offsets):
+    """An element of the lists of all blocks one behind the other. listed: of this block, shared, uint32; offsets: where
+    each begins, and the end."""
+    name = f"tle_joined<{offsets.shape[0] - 1}>"
+    return T.call_extern("uint32", name, pointer(listed), place, pointer(offsets))
 
 
 def exceeds(x, limit):
@@ -55,10 +61,6 @@ def warp_max(v):
     return T.call_extern("uint32", "__reduce_max_sync", T.uint32(GREATEST), v)
 
 
-def warp_min(v):
-    return T.call_extern("uint32", "__reduce_min_sync", T.uint32(GREATEST), v)
-
-
 def ballot(flag):
     return u32(T.ballot_sync(flag))
 
@@ -89,9 +91,10 @@ def block_scan(v, total, totals, threads: int):
 
 
 # The search: a range of keys [lo, hi] that holds the key sought, the `left`-th greatest in the range, and how many keys
-# the range holds. Registers, alike in all threads. In shared memory: hist, two bins a thread, zeros before and after;
+# the range holds: s, registers, alike in all threads. In shared memory: hist, two bins a thread, zero before and after;
 # totals [warps]; found [4], of which found[1] is GREATEST before find_bound and found[3] 0 before search.
-LO, HI, LEFT, HELD, SHIFT = range(5)
+LO, HI, LEFT, HELD = range(4)
+STATE = 5  # words of s; the last is for `set_shift`
 
 
 @T.macro

@@ -31,6 +31,7 @@ from tle_ops.kernels._tilelang_select import (
     INF_KEY,
     LEFT,
     LO,
+    STATE,
     ballot,
     bits_set,
     block_scan,
@@ -39,6 +40,7 @@ from tle_ops.kernels._tilelang_select import (
     drawn_column,
     exceeds,
     find_bound,
+    joined,
     key_of,
     lowest_bit,
     narrow,
@@ -59,8 +61,9 @@ NAN_BITS = 0x7FC00000
 COUNT, BEST, ABOVE, LEVEL = range(4)  # what a block tells the others
 
 
-# TileLang's checks, and its search for barriers that are missing, take longer than all the rest. The barriers here are
-# written out: every write and the reads of it were gone through, and the emulator runs three orders of the threads.
+# TileLang's checks, and its search for barriers that are missing, take their time and do not see what is CUDA. The
+# barriers are written out: every write and the reads of it were gone through, and the emulator runs three orders of the
+# threads.
 OFF = ("thread_storage_sync", "data_race_check", "buffer_init_check")
 
 
@@ -155,7 +158,7 @@ def select_kernel(
             own = T.alloc_local((held,), "uint32")
             own_raw = T.alloc_local((held,), "uint32")
             own_column = T.alloc_local((held,), "uint32")
-            s = T.alloc_local((5,), "uint32")
+            s = T.alloc_local((STATE,), "uint32")
             total, total2 = T.alloc_local((1,), "uint32"), T.alloc_local((1,), "uint32")
             start, end = T.alloc_local((1,), "int32"), T.alloc_local((1,), "int32")
             offsets = T.alloc_local((cluster + 1,), "uint32")
@@ -261,15 +264,8 @@ def select_kernel(
                 if rank == 0:
                     for e in T.unroll(held):
                         if e < mine:
-                            place = u32(t * per + e)
-                            at = 0
-                            word = T.uint32(0)
-                            for r in T.unroll(cluster - 1):
-                                if place >= offsets[r + 1]:
-                                    at = r + 1
-                                    word = offsets[r + 1]
-                            own_column[e] = peer(listed[place - word], at)
-                            own_raw[e] = peer(raw[place - word], at)
+                            own_column[e] = joined(listed, u32(t * per + e), offsets)
+                            own_raw[e] = joined(raw, u32(t * per + e), offsets)
                 synchronize()
                 if rank == 0:
                     for e in T.unroll(held):
