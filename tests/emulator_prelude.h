@@ -128,6 +128,7 @@ static const int warpSize = 32;
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline int __clz(int v) { return v ? __builtin_clz((unsigned)v) : 32; }
+inline unsigned __umulhi(unsigned a, unsigned b) { return (uint64_t)a * b >> 32; }
 inline unsigned __vmaxu2(unsigned a, unsigned b) {  // the maxima of two 16-bit halves
   unsigned low = (a & 0xffff) > (b & 0xffff) ? a & 0xffff : b & 0xffff;
   unsigned high = a >> 16 > b >> 16 ? a >> 16 : b >> 16;

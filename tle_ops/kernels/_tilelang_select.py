@@ -1,52 +1,34 @@
 """What a selection by a cluster of blocks is made of: keys, sums over a block, the search for a key, and the one thing
-that TileLang has no word for, a read of another block's shared memory.
+that TileLang has no word for, a read of another block's shared memory. Names for functions in CUDA (`_select_prelude`).
 
 Keys are unsigned 32-bit integers in the order of the values: every NaN the greatest, -0.0 equal to 0.0; inverted if the
-least are sought. Local arrays of one element are results of macros.
+least are sought.
 """
 
 import tilelang.language as T
 
 INF_KEY = 0xFF800000
-FAR = 1 << 31
 GREATEST = 0xFFFFFFFF
-
-# Functions of keys are CUDA because TVM would make x > limit of `!(x <= limit)`, which is not so of NaN, and because it
-# takes its time over expressions. tests/emulator_prelude.h has its own tle_peer.
-PRELUDE = r"""
-#include <tl_templates/cuda/cluster.h>
-#ifndef TLE_EMULATED
-TL_DEVICE unsigned tle_peer(const unsigned* p, int rank) {
-  unsigned value;
-  asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %1, %2;\nld.shared::cluster.u32 %0, [a];\n}"
-               : "=r"(value) : "r"((unsigned)__cvta_generic_to_shared(p)), "r"(rank) : "memory");
-  return value;
-}
-#endif
-TL_DEVICE bool tle_exceeds(float x, float limit) { return !(x <= limit); }
-TL_DEVICE unsigned tle_key(float x) {
-  unsigned bits = __float_as_uint(x);
-  unsigned key = bits >> 31 ? ~bits : bits | 0x80000000u;
-  if (x == 0.0f) key = 0x80000000u;
-  return x != x ? 0xFFFFFFFFu : key;
-}
-TL_DEVICE float tle_value(unsigned key) { return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key); }
-// Somewhere in the i-th of equal strata, 1 << bits long
-TL_DEVICE unsigned tle_scatter(unsigned i, int bits) {
-  unsigned jitter = (i ^ (i >> 7)) * 2654435769u;
-  jitter = (jitter ^ (jitter >> 15)) * 2246822519u;
-  return (i << bits) + ((jitter ^ (jitter >> 13)) & ((1u << bits) - 1));
-}
-"""
 
 
 def u32(x):
     return T.cast(x, "uint32")
 
 
+def pointer(buffer, at: int = 0):
+    return T.address_of(buffer[at])
+
+
 def peer(place, rank):
     """A uint32 at the same place of shared memory in the block `rank` of the cluster."""
     return T.call_extern("uint32", "tle_peer", T.address_of(place), rank)
+
+
+def joined(listed, place, offsets):
+    """An element of the lists of all blocks one behind the other. listed: of this block, shared, uint32; offsets: where
+    each begins, and the end."""
+    name = f"tle_joined<{offsets.shape[0] - 1}>"
+    return T.call_extern("uint32", name, pointer(listed), place, pointer(offsets))
 
 
 def exceeds(x, limit):
@@ -65,9 +47,10 @@ def value_of(key, largest: bool):
     return T.call_extern("float32", "tle_value", key if largest else ~key)
 
 
-def scatter(i, strata: int):
-    """Somewhere in the i-th of so many strata of [0, 2^32), a power of two."""
-    return T.call_extern("uint32", "tle_scatter", i, 33 - strata.bit_length())
+def drawn_column(i, begin, end, strata: int, run: int):
+    """A column of [begin, end) for the i-th thing drawn: `run` of them lie together, somewhere in one of so many equal
+    strata, a power of two."""
+    return T.call_extern("int32", f"tle_drawn<{strata}, {run}>", u32(i), u32(begin), u32(end))
 
 
 def warp_sum(v):
@@ -78,16 +61,6 @@ def warp_max(v):
     return T.call_extern("uint32", "__reduce_max_sync", T.uint32(GREATEST), v)
 
 
-def warp_min(v):
-    return T.call_extern("uint32", "__reduce_min_sync", T.uint32(GREATEST), v)
-
-
-def distance_bin(distance, bins: int):
-    """Of a distance below 2^31 of two keys: bins grow with the distance, about bins / 32 for each power of two."""
-    bits = T.reinterpret(T.cast(distance, "float32"), "int32")
-    return T.max((bits >> (28 - bins.bit_length() + 1)) - (127 << (bins.bit_length() - 1 - 5)), 0)
-
-
 def ballot(flag):
     return u32(T.ballot_sync(flag))
 
@@ -96,48 +69,32 @@ def bits_set(word):
     return T.call_extern("int32", "__popc", word)
 
 
+def within(word, first, begin, end):
+    """Of a word of bits for columns from `first` on, those for [begin, end), where it is not all beyond the end."""
+    return T.call_extern("uint32", "tle_within", word, first, begin, end)
+
+
 def lowest_bit(word):
     """Where, from 0, the lowest set bit is; there is one."""
     return T.call_extern("int32", "__ffs", T.cast(word, "int32")) - 1
 
 
-def bit_length(v):
-    return 32 - T.call_extern("int32", "__clz", T.cast(v, "int32"))
+def warp_scan(v):
+    """The sum of v over the lanes up to this one."""
+    return T.call_extern("uint32", "tle_warp_scan", v)
 
 
-@T.macro
-def warp_scan(v, lane):
-    """v[0] = its sum over the lanes up to this one"""
-    for i in T.unroll(5):
-        other = T.shfl_up(v[0], 1 << i)
-        if lane >= (1 << i):
-            v[0] = v[0] + other
-
-
-@T.macro
-def block_scan(v, before, total, totals, t, warps):
-    """before[0] = the sum of v[0] over the threads before this one, total[0] over all. totals: shared [warps]; whoever
-    writes there again must have synchronized in between."""
-    lane = t % 32
-    before[0] = v[0]
-    warp_scan(before, lane)
-    if lane == 31:
-        totals[t // 32] = before[0]
-    before[0] = before[0] - v[0]
-    T.sync_threads()
-    total[0] = T.uint32(0)
-    if lane < warps:
-        total[0] = totals[lane]
-    warp_scan(total, lane)
-    earlier = T.shfl_sync(total[0], T.max(t // 32 - 1, 0))
-    if t >= 32:
-        before[0] = before[0] + earlier
-    total[0] = T.shfl_sync(total[0], 31)
+def block_scan(v, total, totals, threads: int):
+    """The sum of v over the threads before this one; total[0] = over all. totals: shared [warps]; whoever writes there
+    again must have synchronized in between."""
+    return T.call_extern("uint32", f"tle_block_scan<{threads}>", v, pointer(totals), pointer(total))
 
 
 # The search: a range of keys [lo, hi] that holds the key sought, the `left`-th greatest in the range, and how many keys
-# the range holds. Registers, alike in all threads.
-LO, HI, LEFT, HELD, SHIFT = range(5)
+# the range holds: s, registers, alike in all threads. In shared memory: hist, two bins a thread, zero before and after;
+# totals [warps]; found [4], of which found[1] is GREATEST before find_bound and found[3] 0 before search.
+LO, HI, LEFT, HELD = range(4)
+STATE = 5  # words of s; the last is for `set_shift`
 
 
 @T.macro
@@ -148,43 +105,35 @@ def start_search(s, lo, hi, left, held):
     s[HELD] = held
 
 
-@T.macro
-def set_shift(s, bins):
-    """Of a key to its bin."""
-    s[SHIFT] = u32(T.max(bit_length(s[HI] - s[LO]) - (bins.bit_length() - 1), 0))
+def set_shift(s, bins: int):
+    """To count keys of the range in so many bins."""
+    return T.call_extern("void", f"tle_set_shift<{bins}>", pointer(s))
 
 
-@T.macro
 def count_key(s, key, hist):
-    own = T.alloc_var("uint32", init=key)
-    if own >= s[LO] and own <= s[HI]:
-        T.atomic_add(hist[T.cast((own - s[LO]) >> s[SHIFT], "int32")], T.uint32(1))
+    return T.call_extern("void", "tle_count", pointer(s), key, pointer(hist))
 
 
-@T.macro
-def narrow(s, upper, lower, v, before, total, totals, found, t, warps, bins):
+def clear(hist, bins: int):
+    """This thread's two bins."""
+    return T.call_extern("void", f"tle_clear<{bins}>", pointer(hist))
+
+
+def narrow(s, upper, lower, totals, found, bins: int):
     """s becomes the bin of the key sought. upper, lower: what this thread's two bins hold, the first threads having the
-    greatest keys. found: shared [4]. If the range holds fewer keys than are sought, it becomes all that is below it."""
-    top, next_ = upper, lower
-    v[0] = top + next_
-    block_scan(v, before, total, totals, t, warps)
-    if before[0] < s[LEFT] and s[LEFT] <= before[0] + v[0]:
-        if before[0] + top >= s[LEFT]:
-            found[0] = u32(bins - 1 - 2 * t)
-            found[1] = before[0]
-            found[2] = top
-        else:
-            found[0] = u32(bins - 2 - 2 * t)
-            found[1] = before[0] + top
-            found[2] = next_
-    T.sync_threads()
-    if total[0] < s[LEFT]:
-        s[LEFT] = s[LEFT] - total[0]
-        s[HI] = s[LO] - T.uint32(1)
-        s[LO] = T.uint32(0)
-        s[HELD] = T.uint32(GREATEST)
-    else:
-        s[LO] = s[LO] + (found[0] << s[SHIFT])
-        s[HI] = T.min(s[HI] - s[LO], (T.uint32(1) << s[SHIFT]) - T.uint32(1)) + s[LO]
-        s[LEFT] = s[LEFT] - found[1]
-        s[HELD] = found[2]
+    greatest keys. If the range holds fewer keys than are sought, it becomes all that is below it."""
+    return T.call_extern("void", f"tle_narrow<{bins}>", pointer(s), upper, lower, pointer(totals), pointer(found))
+
+
+def search(s, keys, count, hist, totals, found, tail, bins: int):
+    """Until the range holds what is sought and no more, or is one key. keys: those of the range are among the first
+    `count` of each thread. tail: shared [32]."""
+    name = f"tle_search<{bins}, {keys.shape[0]}>"
+    return T.call_extern("void", name, pointer(s), pointer(keys), count, *map(pointer, (hist, totals, found, tail)))
+
+
+def find_bound(s, keys, rank, hist, totals, found, greatest, bins: int):
+    """s[LO] = a key that at least the first `rank` of the keys of all threads reach, and few others. greatest: points
+    to a zero in shared memory, which is zero again in the end."""
+    name = f"tle_find_bound<{bins}, {keys.shape[0]}>"
+    return T.call_extern("void", name, pointer(s), pointer(keys), rank, *map(pointer, (hist, totals, found)), greatest)

@@ -22,43 +22,48 @@ from tle_ops import _meta
 from tle_ops.kernels import _cluster_plan
 from tle_ops.kernels._cluster_plan import RUN
 from tle_ops.kernels._replay import replayed
+from tle_ops.kernels._select_prelude import PRELUDE
 from tle_ops.kernels._tilelang import DTYPE, PASS_CONFIGS, Kernel
 from tle_ops.kernels._tilelang_select import (
-    FAR,
     GREATEST,
     HELD,
     HI,
     INF_KEY,
     LEFT,
     LO,
-    PRELUDE,
+    STATE,
     ballot,
     bits_set,
     block_scan,
+    clear,
     count_key,
-    distance_bin,
+    drawn_column,
     exceeds,
+    find_bound,
+    joined,
     key_of,
     lowest_bit,
     narrow,
     peer,
-    scatter,
+    pointer,
+    search,
     set_shift,
     start_search,
     u32,
     value_of,
     warp_max,
-    warp_min,
     warp_scan,
     warp_sum,
+    within,
 )
 
 NAN_BITS = 0x7FC00000
 COUNT, BEST, ABOVE, LEVEL = range(4)  # what a block tells the others
 
 
-# TileLang's checks, and its search for barriers that are missing, take longer than all the rest. The barriers here are
-# written out: every write and the reads of it were gone through, and the emulator runs three orders of the threads.
+# TileLang's checks, and its search for barriers that are missing, take their time and do not see what is CUDA. The
+# barriers are written out: every write and the reads of it were gone through, and the emulator runs three orders of the
+# threads.
 OFF = ("thread_storage_sync", "data_race_check", "buffer_init_check")
 
 
@@ -122,91 +127,10 @@ def select_kernel(
     def draw(keys, X, row, t, begin, end):
         """Somewhere in each of equal strata of the window; of what lies outside of it, the least key."""
         for e in T.unroll(drawn):
-            at = scatter(u32((e * threads + t) // RUN), sample // RUN)
-            offset = T.cast((T.cast(at, "uint64") * T.cast(u32(end - begin), "uint64")) >> T.uint64(32), "int32")
-            column = (begin + offset) // RUN * RUN + t % RUN
+            column = drawn_column(e * threads + t, begin, end, sample // RUN, RUN)
             keys[e] = T.uint32(0)
             if column >= begin and column < end:
                 keys[e] = key_at(X, row, column)
-
-    @T.macro
-    def narrow_by(s, hist, v, before, total, totals, found, t):
-        """`narrow` by what is counted in hist, which is cleared."""
-        T.sync_threads()
-        upper = hist[bins - 1 - 2 * t]
-        lower = hist[bins - 2 - 2 * t]
-        narrow(s, upper, lower, v, before, total, totals, found, t, warps, bins)
-        hist[bins - 1 - 2 * t] = T.uint32(0)
-        hist[bins - 2 - 2 * t] = T.uint32(0)
-        T.sync_threads()
-
-    @T.macro
-    def find_bound(s, keys, hist, v, before, total, totals, found, info, t, rank):
-        """s[LO] = a key that at least the first `rank` keys of the sample reach, and few others. Bins that grow with
-        the distance from the greatest key show it at once, unless that one lies far off."""
-        v[0] = keys[0]
-        for e in T.unroll(drawn - 1):
-            v[0] = T.max(v[0], keys[e + 1])
-        v[0] = warp_max(v[0])
-        if t % 32 == 0:
-            T.atomic_max(info[BEST], v[0])
-        T.sync_threads()
-        s[HI] = info[BEST]
-        for e in T.unroll(drawn):
-            if s[HI] - keys[e] < T.uint32(FAR):
-                T.atomic_add(hist[bins - 1 - distance_bin(s[HI] - keys[e], bins)], T.uint32(1))
-        T.sync_threads()
-        s[LEFT] = hist[bins - 1 - 2 * t]
-        v[0] = s[LEFT] + hist[bins - 2 - 2 * t]
-        block_scan(v, before, total, totals, t, warps)
-        hist[bins - 1 - 2 * t] = T.uint32(0)
-        hist[bins - 2 - 2 * t] = T.uint32(0)
-        if before[0] < rank and rank <= before[0] + v[0]:
-            found[0] = u32(2 * t) + T.if_then_else(rank <= before[0] + s[LEFT], T.uint32(0), T.uint32(1))
-            found[2] = before[0] + T.if_then_else(rank <= before[0] + s[LEFT], s[LEFT], v[0])
-        if t == 0 and total[0] < rank:
-            found[0] = u32(bins)
-            found[2] = T.uint32(sample)
-        T.sync_threads()
-        v[0] = T.uint32(GREATEST)
-        for e in T.unroll(drawn):
-            if u32(distance_bin(s[HI] - keys[e], bins)) <= found[0]:
-                v[0] = T.min(v[0], keys[e])
-        v[0] = warp_min(v[0])
-        if t % 32 == 0:
-            T.atomic_min(found[1], v[0])
-        if t == 0:
-            info[BEST] = T.uint32(0)
-        T.sync_threads()
-        start_search(s, found[1], s[HI], rank, found[2])
-        while s[LO] < s[HI] and s[HELD] > s[LEFT] + rank // T.uint32(8):
-            set_shift(s, bins)
-            for e in T.unroll(drawn):
-                count_key(s, keys[e], hist)
-            narrow_by(s, hist, v, before, total, totals, found, t)
-
-    @T.macro
-    def finish(s, own, per, many, tail, found, v, greater, equal, t):
-        """`narrow` to one key where the range holds no more keys than a warp has lanes: each is compared with all."""
-        for e in T.unroll(held):
-            if e < per and u32(t * per + e) < many and own[e] >= s[LO] and own[e] <= s[HI]:
-                tail[T.atomic_add(found[3], T.uint32(1), return_prev=True)] = own[e]
-        T.sync_threads()
-        v[0] = tail[t % 32]
-        greater[0] = T.uint32(0)
-        equal[0] = T.uint32(0)
-        for i in T.serial(T.cast(s[HELD], "int32")):
-            greater[0] = greater[0] + T.if_then_else(tail[i] > v[0], T.uint32(1), T.uint32(0))
-            equal[0] = equal[0] + T.if_then_else(tail[i] == v[0], T.uint32(1), T.uint32(0))
-        chosen = lowest_bit(
-            ballot(
-                u32(t % 32) < s[HELD] and greater[0] < s[LEFT] and s[LEFT] <= greater[0] + equal[0],
-            )
-        )
-        s[LO] = T.shfl_sync(v[0], chosen)
-        s[HI] = s[LO]
-        s[LEFT] = s[LEFT] - T.shfl_sync(greater[0], chosen)
-        s[HELD] = T.shfl_sync(equal[0], chosen)
 
     @T.prim_func
     def select(
@@ -234,16 +158,15 @@ def select_kernel(
             own = T.alloc_local((held,), "uint32")
             own_raw = T.alloc_local((held,), "uint32")
             own_column = T.alloc_local((held,), "uint32")
-            s = T.alloc_local((5,), "uint32")
-            v, before, total = (T.alloc_local((1,), "uint32") for _ in range(3))
-            v2, before2, total2 = (T.alloc_local((1,), "uint32") for _ in range(3))
+            s = T.alloc_local((STATE,), "uint32")
+            total, total2 = T.alloc_local((1,), "uint32"), T.alloc_local((1,), "uint32")
             start, end = T.alloc_local((1,), "int32"), T.alloc_local((1,), "int32")
             offsets = T.alloc_local((cluster + 1,), "uint32")
             row = T.alloc_var("int64")
-            rank, base, begin, stop, at, count, per = (T.alloc_var("int32") for _ in range(7))
+            rank, base, begin, stop, at, count, per, mine = (T.alloc_var("int32") for _ in range(8))
             wanted, bound, word, place, level, best = (T.alloc_var("uint32") for _ in range(6))
             limit, last, expected = (T.alloc_var("float32") for _ in range(3))
-            everything, going = T.alloc_var("bool"), T.alloc_var("bool")
+            everything = T.alloc_var("bool")
 
             row = T.truncdiv(bx, T.int64(cluster))
             rank = T.cast(bx - row * T.int64(cluster), "int32")
@@ -275,7 +198,7 @@ def select_kernel(
                 expected = sample * (T.cast(k, "float32") / T.cast(end[0] - start[0], "float32"))
                 count = T.min(T.cast(expected + 5 * T.sqrt(expected), "int32") + 4, sample)
                 T.sync_threads()
-                find_bound(s, keys, hist, v, before, total, totals, found, info, t, u32(count))
+                find_bound(s, keys, u32(count), hist, totals, found, pointer(info, BEST), bins)
                 bound = s[LO]
                 if largest:
                     bound = T.min(bound, T.uint32(INF_KEY))  # a NaN compares with nothing
@@ -296,31 +219,20 @@ def select_kernel(
             T.sync_threads()
             count = T.ceildiv(T.max(stop - base, 0), 32)  # words, of which a thread takes some that lie together
             per = T.ceildiv(count, threads)
-            v[0] = T.uint32(0)
-            for i in T.serial(per):
-                at = t * per + i
-                if at < count:
-                    word = marks[at]
-                    if begin > base + at * 32:  # in the first word, or words before the window
-                        word = T.if_then_else(
-                            begin < base + at * 32 + 32, word & (T.uint32(GREATEST) << u32(begin & 31)), T.uint32(0)
-                        )
-                    if stop < base + at * 32 + 32:
-                        word = word & ((T.uint32(1) << u32(stop & 31)) - T.uint32(1))
-                    marks[at] = word
-                    v[0] = v[0] + u32(bits_set(word))
-            block_scan(v, before, total, totals, t, warps)
+            place = T.uint32(0)
+            for w in T.serial(t * per, T.min(t * per + per, count)):
+                word = within(marks[w], base + w * 32, begin, stop)
+                marks[w] = word
+                place = place + u32(bits_set(word))
+            place = block_scan(place, total, totals, threads)
             if t == 0:
                 info[COUNT] = total[0]
-            place = before[0]
-            for i in T.serial(per):
-                at = t * per + i
-                if at < count:
-                    word = marks[at]
-                    while word != T.uint32(0) and place < T.uint32(room):
-                        listed[place] = u32(base + at * 32 + lowest_bit(word))
-                        word = word & (word - T.uint32(1))
-                        place = place + T.uint32(1)
+            for w in T.serial(t * per, T.min(t * per + per, count)):
+                word = marks[w]
+                while word != T.uint32(0) and place < T.uint32(room):
+                    listed[place] = u32(base + w * 32 + lowest_bit(word))
+                    word = word & (word - T.uint32(1))
+                    place = place + T.uint32(1)
             T.sync_threads()
             count = T.min(T.cast(total[0], "int32"), room)
             best = T.uint32(0)
@@ -334,59 +246,46 @@ def select_kernel(
             if t % 32 == 0:
                 T.atomic_max(info[BEST], best)
             synchronize()
-            v[0] = T.uint32(0)
+            place = T.uint32(0)
             best = T.uint32(0)
             if t % 32 < cluster:
-                v[0] = peer(info[COUNT], t % 32)
+                place = peer(info[COUNT], t % 32)
                 best = peer(info[BEST], t % 32)
             best = warp_max(best)
-            warp_scan(v, t % 32)
+            place = warp_scan(place)
             offsets[0] = T.uint32(0)
             for r in T.unroll(cluster):
-                offsets[r + 1] = T.shfl_sync(v[0], r)
+                offsets[r + 1] = T.shfl_sync(place, r)
 
             if offsets[cluster] >= wanted and offsets[cluster] <= T.uint32(room):
                 # --- select, of what the lists hold
                 per = T.ceildiv(T.cast(offsets[cluster], "int32"), threads)
+                mine = T.min(T.max(T.cast(offsets[cluster], "int32") - t * per, 0), per)
                 if rank == 0:
                     for e in T.unroll(held):
-                        place = u32(t * per + e)
-                        if e < per and place < offsets[cluster]:
-                            at = 0
-                            word = T.uint32(0)
-                            for r in T.unroll(cluster - 1):
-                                if place >= offsets[r + 1]:
-                                    at = r + 1
-                                    word = offsets[r + 1]
-                            own_column[e] = peer(listed[place - word], at)
-                            own_raw[e] = peer(raw[place - word], at)
+                        if e < mine:
+                            own_column[e] = joined(listed, u32(t * per + e), offsets)
+                            own_raw[e] = joined(raw, u32(t * per + e), offsets)
                 synchronize()
                 if rank == 0:
                     for e in T.unroll(held):
-                        if e < per and u32(t * per + e) < offsets[cluster]:
+                        if e < mine:
                             own[e] = key_of_bits(own_raw[e])
                     low = T.if_then_else(everything, T.uint32(0), bound + T.uint32(1))
                     start_search(s, low, best, wanted, offsets[cluster])
-                    while s[HELD] != s[LEFT] and s[LO] < s[HI] and s[HELD] > T.uint32(32):
-                        set_shift(s, bins)
-                        for e in T.unroll(held):
-                            if e < per and u32(t * per + e) < offsets[cluster]:
-                                count_key(s, own[e], hist)
-                        narrow_by(s, hist, v, before, total, totals, found, t)
-                    if s[HELD] != s[LEFT] and s[LO] < s[HI]:
-                        finish(s, own, per, offsets[cluster], tail, found, v, before, total, t)
-                    v[0] = T.uint32(0)
+                    search(s, own, mine, hist, totals, found, tail, bins)
+                    word = T.uint32(0)  # how many are above the range, and 65536 times those within it
                     for e in T.unroll(held):
-                        if e < per and u32(t * per + e) < offsets[cluster]:
+                        if e < mine:
                             if own[e] > s[HI]:
-                                v[0] = v[0] + T.uint32(1)
+                                word = word + T.uint32(1)
                             elif own[e] >= s[LO]:
-                                v[0] = v[0] + T.uint32(65536)
-                    block_scan(v, before, total, totals2, t, warps)
-                    place = before[0] & T.uint32(65535)
-                    level = before[0] >> T.uint32(16)
+                                word = word + T.uint32(65536)
+                    word = block_scan(word, total, totals2, threads)
+                    place = word & T.uint32(65535)
+                    level = word >> T.uint32(16)
                     for e in T.unroll(held):
-                        if e < per and u32(t * per + e) < offsets[cluster] and own[e] >= s[LO]:
+                        if e < mine and own[e] >= s[LO]:
                             if own[e] > s[HI] or level < s[LEFT]:
                                 C[row, place + T.min(level, s[LEFT])] = T.cast(own_column[e], index)
                                 if values:
@@ -404,8 +303,7 @@ def select_kernel(
                 else:
                     start_search(s, bound + T.uint32(1), T.uint32(GREATEST), wanted, T.uint32(GREATEST))
                 count = T.max(stop - base, 0)
-                going = True
-                while going:
+                while s[HELD] == T.uint32(GREATEST) or (s[LO] < s[HI] and s[HELD] != s[LEFT]):
                     set_shift(s, bins)
                     for i in T.serial(T.ceildiv(count, threads)):
                         at = base + i * threads + t
@@ -417,12 +315,10 @@ def select_kernel(
                     for r in T.unroll(cluster):
                         place = place + peer(hist[bins - 1 - 2 * t], r)
                         level = level + peer(hist[bins - 2 - 2 * t], r)
-                    narrow(s, place, level, v, before, total, totals, found, t, warps, bins)
+                    narrow(s, place, level, totals, found, bins)
                     synchronize()
-                    hist[bins - 1 - 2 * t] = T.uint32(0)
-                    hist[bins - 2 - 2 * t] = T.uint32(0)
+                    clear(hist, bins)
                     T.sync_threads()
-                    going = s[HELD] == T.uint32(GREATEST) or (s[LO] < s[HI] and s[HELD] != s[LEFT])
                 for i in T.serial(T.ceildiv(count, threads)):
                     at = base + i * threads + t
                     best = T.uint32(0)
@@ -436,40 +332,36 @@ def select_kernel(
                 T.sync_threads()
                 count = T.ceildiv(count, 32)
                 per = T.ceildiv(count, threads)
-                v[0] = T.uint32(0)
-                v2[0] = T.uint32(0)
-                for i in T.serial(per):
-                    at = t * per + i
-                    if at < count:
-                        v[0] = v[0] + u32(bits_set(marks[at]))
-                        v2[0] = v2[0] + u32(bits_set(marks2[at]))
-                block_scan(v, before, total, totals, t, warps)
-                block_scan(v2, before2, total2, totals2, t, warps)
+                place = T.uint32(0)
+                level = T.uint32(0)
+                for w in T.serial(t * per, T.min(t * per + per, count)):
+                    place = place + u32(bits_set(marks[w]))
+                    level = level + u32(bits_set(marks2[w]))
+                place = block_scan(place, total, totals, threads)
+                level = block_scan(level, total2, totals2, threads)
                 if t == 0:
                     info[ABOVE] = total[0]
                     info[LEVEL] = total2[0]
                 synchronize()
-                v[0] = T.uint32(0)
-                v2[0] = T.uint32(0)
+                word = T.uint32(0)
+                best = T.uint32(0)
                 if t % 32 < rank:
-                    v[0] = peer(info[ABOVE], t % 32)
-                    v2[0] = peer(info[LEVEL], t % 32)
-                place = before[0] + warp_sum(v[0])
-                level = before2[0] + warp_sum(v2[0])
-                for i in T.serial(per):
-                    at = t * per + i
-                    if at < count:
-                        word = marks[at] | marks2[at]
-                        while word != T.uint32(0):
-                            column = base + at * 32 + lowest_bit(word)
-                            above = (marks[at] >> u32(lowest_bit(word))) & T.uint32(1)
-                            if above != T.uint32(0) or level < s[LEFT]:
-                                C[row, place + T.min(level, s[LEFT])] = T.cast(column, index)
-                                if values:
-                                    V[row, place + T.min(level, s[LEFT])] = X[row, column]
-                            place = place + above
-                            level = level + (T.uint32(1) - above)
-                            word = word & (word - T.uint32(1))
+                    word = peer(info[ABOVE], t % 32)
+                    best = peer(info[LEVEL], t % 32)
+                place = place + warp_sum(word)
+                level = level + warp_sum(best)
+                for w in T.serial(t * per, T.min(t * per + per, count)):
+                    word = marks[w] | marks2[w]
+                    while word != T.uint32(0):
+                        column = base + w * 32 + lowest_bit(word)
+                        above = (marks[w] >> u32(lowest_bit(word))) & T.uint32(1)
+                        if above != T.uint32(0) or level < s[LEFT]:
+                            C[row, place + T.min(level, s[LEFT])] = T.cast(column, index)
+                            if values:
+                                V[row, place + T.min(level, s[LEFT])] = X[row, column]
+                        place = place + above
+                        level = level + (T.uint32(1) - above)
+                        word = word & (word - T.uint32(1))
                 synchronize()  # others may have been reading this block's counts
             if rank == 0:
                 for i in T.serial(T.ceildiv(T.cast(k, "int32") - T.cast(wanted, "int32"), threads)):
