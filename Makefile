@@ -21,7 +21,10 @@ endif
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-triton-versions lint pytest bench clean docs check-dist test-torch-versions
+.PHONY: help demo test test-triton-versions lint pytest bench clean docs check-dist test-torch-versions
+
+help:
+	@sed -n '/^# make/,/^[^#]/s/^# //p' Makefile
 
 demo: $(ready)
 	$(run) examples/quantize_model.py $(ARGS)
