@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 import tle_ops
+from tle_ops import _dispatch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
 
@@ -128,6 +129,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         result = {
             "card": card,
             "torch": torch.__version__,
+            "tle_ops": f"{tle_ops.__version__}+{_dispatch.source_hash()}",
             "date": datetime.date.today().isoformat(),
             "rows": rows,
         }

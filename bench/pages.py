@@ -31,13 +31,25 @@ def default_of(case: Case) -> tuple[str, dict[str, Any]] | None:
 
 
 def peers_of(case: Case) -> dict[str, float]:
-    """Their microseconds in this run."""
-    return {n: v["us"] for n, v in case["variants"].items() if not v["ours"] and v["status"] == "ok"}
+    """Their microseconds in this run; with a dagger, in a process of its own."""
+    found = {n: v for n, v in case["variants"].items() if not v["ours"] and v["status"] == "ok"}
+    return {f"{n}†" if "apart" in v else n: v["us"] for n, v in found.items()}
 
 
 def earlier(case: Case) -> dict[str, float]:
     """Those of earlier runs on a card of the same kind, of what was not run beside; marked with a star."""
     return {f"{n}\\*": us for n, us in case.get("earlier", {}).items()}
+
+
+def footnotes(lines: list[str], *found: dict[str, Any]) -> list[str]:
+    """What the marks in the lines mean. found: the results that they are of."""
+    text, notes = "\n".join(lines), []
+    if "†" in text:
+        apart = {f"{name} {v}" for result in found for name, v in result["environment"].get("apart", {}).items()}
+        notes.append(f"†: {', '.join(sorted(apart))}, in a process of its own.")
+    if "\\*" in text:
+        notes.append("\\*: of an earlier run on a card of the same kind.")
+    return ["", *notes] if notes else []
 
 
 def best(times: dict[str, float]) -> str:
@@ -56,11 +68,13 @@ class Results:
     def has(self, name: str) -> bool:
         return (self.folder / f"{name}.json").exists()
 
-    def cases(self, names: Iterable[str] = FAMILIES) -> Iterable[Case]:
-        """Those with a time of ours."""
-        for name in names:
-            if self.has(name):
-                yield from (case for case in self.family(name)["cases"] if default_of(case))
+    def families(self) -> list[str]:
+        return [name for name in FAMILIES if self.has(name)]
+
+    def cases(self, *names: str) -> Iterable[Case]:
+        """Those with a time of ours, of all families or of some."""
+        for name in names or self.families():
+            yield from (case for case in self.family(name)["cases"] if default_of(case))
 
     def targeted(self) -> list[Case]:
         return [case for case in self.cases() if case["target_us"] is not None]
@@ -114,15 +128,17 @@ def summary(results: Results) -> list[str]:
         name, ours = default_of(case)
         eager = case["variants"].get("eager", {})
         eager_us = f"{eager['us']:.0f}" if eager.get("status") == "ok" else ""
-        times = f"{case['copy_us']:.1f}", f"**{ours['us']:.1f}**", f"{ours['copy_ratio']:.2f}", best(peers_of(case))
-        lines.append(row(title(case), *times, eager_us, name.removeprefix("tle ")))
+        times = f"{case['copy_us']:.1f}", f"**{ours['us']:.1f}**", f"{ours['copy_ratio']:.2f}"
+        peer = best(peers_of(case) | earlier(case))
+        lines.append(row(title(case), *times, peer, eager_us, name.removeprefix("tle ")))
     where = f"bench/results/{results.folder.name}"
-    return [*lines, "", f"All ops, variants, charts and host times: [{where}]({where})."]
+    marks = footnotes(lines, *map(results.family, results.families()))
+    return [*lines, *marks, "", f"All ops, variants, charts and host times: [{where}]({where})."]
 
 
 def family(results: Results, name: str) -> list[str]:
     """Every case beside the copy and every peer that has a time; of ours, what a call takes."""
-    cases = list(results.cases((name,)))
+    cases = list(results.cases(name))
     peers = list(dict.fromkeys(peer for case in cases for peer in peers_of(case)))
     starred = any(map(earlier, cases))
     lines = [
@@ -143,9 +159,7 @@ def family(results: Results, name: str) -> list[str]:
         if starred:
             beside.append(", ".join(f"{n} {us:g}" for n, us in case["earlier"].items()))
         lines.append(row(title(case), *cells, *beside, verdict(case, ours["us"])))
-    if starred:
-        lines += ["", "\\*: of an earlier run on a card of the same kind."]
-    return lines
+    return [*lines, *footnotes(lines, results.family(name))]
 
 
 def block(results: Results) -> list[str]:
@@ -177,20 +191,48 @@ def missed(results: Results) -> list[str]:
             times = f"{ours['us']:.1f}", f"{case['target_us']:g}", f"{case['copy_us']:.1f}"
             lines.append(row(title(case), *times, best(peers_of(case) | earlier(case))))
     met = f"{len(cases) - len(lines)} of {len(cases)} targets are met."
-    return [f"{met} Not met:", "", *head("case", "ours", "target", "copy", "best peer"), *lines] if lines else [met]
+    if not lines:
+        return [met]
+    marks = footnotes(lines, *map(results.family, results.families()))
+    return [f"{met} Not met:", "", *head("case", "ours", "target", "copy", "best peer"), *lines, *marks]
 
 
 def losses(results: Results) -> list[str]:
-    """Where a peer of the same run is faster by more than 1 %."""
+    """Where a peer is faster by more than 1 % in the same process."""
     lines = []
     for case in results.cases():
-        us, times = default_of(case)[1]["us"], peers_of(case)
-        if min(times.values(), default=us) * AHEAD < us:
-            lines.append(row(title(case), f"{us:.1f}", best(times), f"{case['copy_us']:.1f}"))
-    return [*head("case", "ours", "faster", "copy"), *lines] if lines else ["No case."]
+        ours = default_of(case)[1]["us"]
+        ahead = []
+        for name, v in case["variants"].items():
+            if not v["ours"] and v["status"] == "ok":
+                us, copy = (v["apart"]["ours_us"], v["apart"]["copy_us"]) if "apart" in v else (ours, case["copy_us"])
+                if us is not None and v["us"] * AHEAD < us:
+                    mark = "†" if "apart" in v else ""
+                    ahead.append((v["us"] / us, f"{us:.1f}{mark}", f"{name}{mark} {v['us']:.1f}", f"{copy:.1f}{mark}"))
+        if ahead:
+            lines.append(row(title(case), *min(ahead)[1:]))
+    if not lines:
+        return ["No case."]
+    return [
+        *head("case", "ours", "faster", "copy"),
+        *lines,
+        *footnotes(lines, *map(results.family, results.families())),
+    ]
 
 
-TABLES = {"summary": summary, "block": block, "host": host, "missed": missed, "losses": losses}
+def others(results: Results) -> list[str]:
+    """Where another kernel of ours is sooner than the default by more than 1 %."""
+    lines = []
+    for case in results.cases():
+        name, ours = default_of(case)
+        times = {n: v["us"] for n, v in case["variants"].items() if v["ours"] and v["status"] == "ok" and n != name}
+        if min(times.values(), default=ours["us"]) * AHEAD < ours["us"]:
+            default = f"{name} {ours['us']:.1f}".removeprefix("tle ")
+            lines.append(row(title(case), default, best(times).removeprefix("tle "), f"{case['copy_us']:.1f}"))
+    return [*head("case", "default", "sooner", "copy"), *lines] if lines else ["No case."]
+
+
+TABLES = {"summary": summary, "block": block, "host": host, "missed": missed, "losses": losses, "others": others}
 
 
 def table(name: str, results: Results) -> str:

@@ -81,14 +81,17 @@ def add_apart(result: dict[str, Any], folder: pathlib.Path, name: str) -> None:
     other = json.loads(path.read_text(encoding="utf-8"))
     rows = {(row["op"], row["case"]): row for row in other["cases"]}
     for row in result.get("cases", ()):
-        apart = rows.get((row["op"], row["case"]))
-        if apart is not None and name in apart["variants"]:
-            when = f"in a process of its own, {other['environment']['date']}, copy {apart['copy_us']:.1f}"
-            variant = apart["variants"][name]
+        there = rows.get((row["op"], row["case"]))
+        if there is not None and name in there["variants"]:
+            when = f"in a process of its own, {other['environment']['date']}, copy {there['copy_us']:.1f}"
+            variant = there["variants"][name]
             note = "; ".join(filter(None, (variant.get("note"), when)))
-            row["variants"][name] = {**variant, "note": note}
+            ours = default_of(there)
+            apart = {"copy_us": there["copy_us"], "ours_us": ours["us"] if ours else None}
+            row["variants"][name] = {**variant, "note": note, "apart": apart}
             row["earlier"] = {peer: us for peer, us in row["earlier"].items() if peer != name}
-            result["environment"]["peers"][name] = other["environment"]["peers"][name]
+            version = f"{other['environment']['peers'][name]}, {other['environment']['date'][:10]}"
+            result["environment"].setdefault("apart", {})[name] = version
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -181,6 +184,7 @@ beside this package, measured on a card of the same kind. More: bench/README.md.
 def markdown(result: dict[str, Any]) -> str:
     env = result["environment"]
     peers = ", ".join(f"{name} {state}" for name, state in env["peers"].items()) or "none"
+    peers += "".join(f"; in a process of its own: {name} {version}" for name, version in env.get("apart", {}).items())
     lines = [
         f"# {result['family']}: {env['card']}",
         "",

@@ -19,7 +19,8 @@ from bench import check, harness, pages, peers, report, timing
 from bench.__main__ import families, main, parse, select
 from bench.check import PEER, Tolerance, judge, truths
 from bench.harness import Case, run_case, shrink, tensor_bytes
-from tle_ops import _meta
+from tle_ops import _dispatch, _meta
+from tle_ops.kernels import _cluster_plan
 
 FP8 = torch.float8_e4m3fn
 CPU = torch.device("cpu")
@@ -56,6 +57,29 @@ def test_case(case):
         assert judge(got, want, case.peer_tolerance) == (True, ANY, "")
 
 
+def serving(case, args):
+    """The backends that have a kernel for such a call, not only for the op."""
+    found = [tle_ops.explain(case.op, *args, device="cuda").backend]
+    for name in tle_ops.backends(case.op):
+        with tle_ops.backend(name):
+            found.append(tle_ops.explain(case.op, *args, device="cuda").backend)
+    return {name for name in found if name != "ref"} or {"ref"}
+
+
+def test_kernels_by_shape():
+    """The default is the kernel of the shape, and no backend is timed under another's name."""
+    case = next(c for c in families()["topk"] if c.op == "topk")
+
+    def names(N, k):
+        args = (torch.empty(1, N, device="meta"), k, -1, True, False)
+        return [(v.name, v.default) for v in harness.variants(case, args, {}, [], torch.device("cuda"))]
+
+    assert not _cluster_plan.takes("topk", (torch.empty(1, 1 << 24, device="meta"), 1000, -1, True, False))
+    assert names(1 << 24, 1000) == [("tle triton", True)]
+    expected = "tle triton" if _dispatch.missing_toolchain() else "tle tilelang"
+    assert [name for name, default in names(131072, 50) if default] == [expected]
+
+
 @pytest.mark.parametrize("case", every_case(), ids=str)
 def test_kernels_of_a_case(case):
     """Nothing is launched: which variants a GPU would time."""
@@ -63,7 +87,9 @@ def test_kernels_of_a_case(case):
     found = harness.variants(case, args, {"TileKernels": None}, ["eager"], torch.device("cuda"))
     ours = [v for v in found if v.ours]
     assert [v.name for v in ours if v.default] == [f"tle {tle_ops.explain(case.op, *args, device='cuda').backend}"]
-    assert {v.name for v in ours} >= {f"tle {name}" for name in tle_ops.backends(case.op) if name != "ref"}
+    assert {v.name for v in ours} - {f"tle {name}" for name in case.extra} == {
+        f"tle {name}" for name in serving(case, args)
+    }
     assert {v.name for v in found} - {v.name for v in ours} == {"eager"} | ({"TileKernels"} & set(case.peers))
 
 
@@ -417,10 +443,12 @@ def results_of_a_card(folder):
         "triton": "3",
         "tilelang": "0",
         "peers": {"torchao": "1"},
+        "apart": {"quack": "3, today"},
     }
     case = {"op": "add", "case": "small", "copy_us": 2.04, "variants": variants, "earlier": {}, "target_us": None}
     late = case | {"case": "late", "target_us": 1.9, "earlier": {"CUB": 1.2}}
-    early = case | {"case": "early", "target_us": 2, "variants": {"tle triton": variants["tle triton"]}}
+    quack = variant(1.9, apart={"copy_us": 1.8, "ours_us": 1.7})
+    early = case | {"case": "early", "target_us": 2, "variants": {"tle triton": variants["tle triton"], "quack": quack}}
     result = {"environment": environment, "cases": [case, late, early]}
     (folder / "quant.json").write_text(json.dumps(result))
     return pages.Results(folder)
@@ -432,25 +460,32 @@ def test_tables_of_the_pages(tmp_path):
     lines = pages.summary(results)
     assert lines[0].startswith(f"{card}. ")
     assert [line for line in lines if "add" in line] == [
-        "| `add` late | 2.0 | **2.0** | 1.00 | torchao 1.5 | 9 | triton |",
-        "| `add` early | 2.0 | **2.0** | 1.00 |  |  | triton |",
+        "| `add` late | 2.0 | **2.0** | 1.00 | CUB\\* 1.2 | 9 | triton |",
+        "| `add` early | 2.0 | **2.0** | 1.00 | quack† 1.9 |  | triton |",
     ]
     assert pages.family(results, "quant") == [
         f"{card}:",
         "",
-        "| case | ours | kernel | copy | ratio | eager | torchao | earlier\\* | target |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        "| `add` small | 2.0 | triton | 2.0 | 1.00 | 9.0 | 1.5 |  |  |",
-        "| `add` late | 2.0 | triton | 2.0 | 1.00 | 9.0 | 1.5 | CUB 1.2 | 1.9 missed |",
-        "| `add` early | 2.0 | triton | 2.0 | 1.00 |  |  |  | 2 met |",
+        "| case | ours | kernel | copy | ratio | eager | torchao | quack† | earlier\\* | target |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| `add` small | 2.0 | triton | 2.0 | 1.00 | 9.0 | 1.5 |  |  |  |",
+        "| `add` late | 2.0 | triton | 2.0 | 1.00 | 9.0 | 1.5 |  | CUB 1.2 | 1.9 missed |",
+        "| `add` early | 2.0 | triton | 2.0 | 1.00 |  |  | 1.9 |  | 2 met |",
         "",
+        "†: quack 3, today, in a process of its own.",
         "\\*: of an earlier run on a card of the same kind.",
     ]
     assert pages.missed(results)[0] == "1 of 2 targets are met. Not met:"
-    assert pages.missed(results)[-1] == "| `add` late | 2.0 | 1.9 | 2.0 | CUB\\* 1.2 |"
-    assert [line for line in pages.losses(results) if "add" in line] == [
+    assert [line for line in pages.missed(results) if "add" in line] == [
+        "| `add` late | 2.0 | 1.9 | 2.0 | CUB\\* 1.2 |"
+    ]
+    assert [line for line in pages.losses(results) if "add" in line] == [  # quack lost in its own process
         "| `add` small | 2.0 | torchao 1.5 | 2.0 |",
         "| `add` late | 2.0 | torchao 1.5 | 2.0 |",
+    ]
+    assert [line for line in pages.others(results) if "add" in line] == [
+        "| `add` small | triton 2.0 | tilelang 1.0 | 2.0 |",
+        "| `add` late | triton 2.0 | tilelang 1.0 | 2.0 |",
     ]
 
 
@@ -584,7 +619,8 @@ def test_figures_of_a_process_apart_join_the_table(tmp_path):
     report.add_apart(result, tmp_path, "quack")
     assert row["variants"]["quack"]["us"] == 5.0
     assert row["earlier"] == {"other": 2.0}
-    assert result["environment"]["peers"] == {"quack": "0.6.5"}
+    assert row["variants"]["quack"]["apart"] == {"copy_us": 5.5, "ours_us": None}
+    assert result["environment"] == {"peers": {}, "apart": {"quack": "0.6.5, today"}}
     assert any("rounds values; in a process of its own, today, copy 5.5" in note for note in report.problems(result))
     before = json.dumps(result)
     report.add_apart(result, tmp_path, "nobody")

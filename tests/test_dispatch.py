@@ -159,6 +159,36 @@ def test_backend_as_a_decorator():
     assert tle_ops.explain("add", x, x, device="cuda").backend == "triton"
 
 
+def test_a_decorator_undoes_only_what_its_own_line_has_forced():
+    def now():
+        return tle_ops._dispatch._forced
+
+    kept = tle_ops.backend("ref")
+    once = kept(now)
+    with tle_ops.backend("triton"):
+        again = kept(now)
+        assert now() == "triton"
+        assert once() == again() == "ref"
+        assert now() == "triton"
+    with tle_ops.backend("gluon") as inside:
+        assert inside(now)() == "gluon"
+        assert now() == "gluon"
+    assert now() is None
+
+
+def test_what_runs_later_is_not_decorated():
+    async def later():
+        return 1
+
+    def several():
+        yield 1
+
+    for function in (later, several):
+        with pytest.raises(TypeError, match=f"backend: {function.__name__} must be a plain function"):
+            tle_ops.backend("ref")(function)
+        assert tle_ops._dispatch._forced is None
+
+
 def test_backend_is_restored_after_an_error():
     with pytest.raises(KeyError), tle_ops.backend("ref"):
         raise KeyError

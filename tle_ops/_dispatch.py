@@ -15,7 +15,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from tle_ops.kernels import BY_SHAPE, CPU, CUDA, _cluster_plan
 BACKENDS = ("triton", "tilelang", "gluon", "ref")
 # The CUDA kernels compute in float32; these types go to the reference.
 _REF_DTYPES = frozenset((torch.float64, torch.complex32, torch.complex64, torch.complex128))
+_RUN_LATER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _lock = threading.Lock()
 _forced: str | None = None
 
@@ -52,8 +53,10 @@ class backend:
 
     Raises:
         ValueError: an unknown name. A call of an op that the backend does not have raises NotImplementedError.
+        TypeError: decorates a coroutine or a generator, which runs when the call is over.
 
-    float64 always goes to the reference, and CPU tensors know nothing else.
+    float64 always goes to the reference, and CPU tensors know nothing else. What counts is when a compiled function
+    runs, not what stands in it: use it around the call of one.
     """
 
     def __init__(self, name: str | None) -> None:
@@ -61,12 +64,14 @@ class backend:
             raise ValueError(f"backend: name must be one of {', '.join(BACKENDS)} or None, got {name!r}")
         self.name = name
         self._force()
+        self._alone = True  # neither `with` nor a decorator so far
 
     def _force(self) -> None:
         global _forced
         self._before, _forced = _forced, self.name
 
     def __enter__(self) -> backend:
+        self._alone = False
         if _forced != self.name:  # used a second time
             self._force()
         return self
@@ -76,7 +81,11 @@ class backend:
         _forced = self._before
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        self.__exit__()  # what the decorator line itself has forced
+        if self._alone and _forced == self.name:  # what the decorator's own line has forced
+            self.__exit__()
+        self._alone = False
+        if any(test(function) for test in _RUN_LATER):
+            raise TypeError(f"backend: {function.__name__} must be a plain function, got a coroutine or a generator")
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -86,10 +95,10 @@ class backend:
         return call
 
 
-def _refuse_unknown(where: str, op: Any) -> None:
+def _refuse_unknown(where: str, op: Any) -> NoReturn:
     """ValueError, with the name that was meant if there is a similar one."""
     public = sorted(name for name in CUDA if not name.endswith("_bwd"))
-    meant = difflib.get_close_matches(str(op), public, 1)
+    meant = difflib.get_close_matches(str(getattr(op, "__name__", op)), public, 1)
     hint = f"did you mean {meant[0]!r}?" if meant else f"one of {', '.join(public)}"
     raise ValueError(f"{where}: op must be the name of an operator, got {op!r}; {hint}")
 
@@ -97,7 +106,7 @@ def _refuse_unknown(where: str, op: Any) -> None:
 def backends(op: str) -> tuple[str, ...]:
     """The backends that CUDA tensors can take for `op`, the default first; "ref" is plain PyTorch. ValueError for an
     unknown op."""
-    if op not in CUDA:
+    if not isinstance(op, str) or op not in CUDA:
         _refuse_unknown("backends", op)
     default = CUDA[op]
     family = default.rsplit("_", 1)[0]
@@ -135,7 +144,7 @@ def explain(op: str, *args: Any, device: str | None = None, **options: Any) -> C
         NotImplementedError: the forced backend has no kernel for this op.
         Whatever the call itself would raise for these arguments.
     """
-    if op not in _meta.CONTRACTS:
+    if not isinstance(op, str) or op not in _meta.CONTRACTS:
         _refuse_unknown("explain", op)
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"explain: device must be 'cpu', 'cuda' or None, got {device!r}")
