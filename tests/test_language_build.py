@@ -86,6 +86,17 @@ def check_remote() -> None:
         assert text in got, f"{text}\n{got}"
 
 
+def check_sums() -> None:
+    """The kernel asserts that both results have the type that was asked for."""
+    import tests.test_language_scan as t
+
+    for dtype in ("i8", "i32", "fp32", "bf16", "fp8e4nv"):
+        for i, want in enumerate(t.OF_TRITON.values()):
+            out = "*fp64" if want.is_floating() else "*i64"
+            types = {"x_ptr": f"*{dtype}", "exclusive_ptr": out, "total_ptr": out}
+            build(t.cumsum_kernel, types, {"N": 64 if i % 2 else 512, "REVERSE": bool(i % 3), "DTYPE": want})
+
+
 def check_tiles() -> None:
     import tests.test_language_tiles as t
 
@@ -111,7 +122,7 @@ def check_tiles() -> None:
         assert text in got, f"{text}\n{got}"
 
 
-@pytest.mark.parametrize("check", [check_barriers, check_remote, check_tiles], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("check", [check_barriers, check_remote, check_sums, check_tiles], ids=lambda f: f.__name__)
 def test_build(check):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     code = f"""if True:

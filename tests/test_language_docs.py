@@ -33,7 +33,7 @@ def test_example(code, tmp_path, monkeypatch):
 
 
 def test_every_block_is_found():
-    assert len(EXAMPLES) == TEXT.count("```python") == 11
+    assert len(EXAMPLES) == TEXT.count("```python") == 12
 
 
 def test_the_table_has_every_name():

@@ -56,11 +56,11 @@ TRACED = (
         TypeError,
         f"cumsum: dtype must be a dtype of Triton, such as tl.float32, {VALUE} (int32)",
     ),
-    ("tle.cumsum(x, dtype=tl.float8e5)", TypeError, "floats of 16 bits or more, got fp8e5"),
+    ("tle.cumsum(x, dtype=tl.float8e5)", TypeError, "floats from 16 bits on, got fp8e5"),
     (
         "tle.cumsum(x, dtype=tl.int1)",
         TypeError,
-        "cumsum: dtype must be of integers of 8 bits or floats of 16 bits or more",
+        "cumsum: dtype must be of integers from 8 bits or of floats from 16 bits on",
     ),
     ("tle.cumsum(x, dtype=tl.pointer_type(tl.int32))", TypeError, "got pointer<int32>"),
     ("tle.cumsum(None)", TypeError, f"cumsum: input {BLOCK} None"),

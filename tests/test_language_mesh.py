@@ -87,6 +87,19 @@ def test_flatten_and_reshape(mesh):
     assert devices[:, ::2].flatten().ranks == (0, 2, 4, 6)
 
 
+def test_a_name_that_a_reshape_left_names_no_axis_of_the_whole(mesh):
+    devices = tle.device_mesh({"node": 2, "device": 4})
+    for name in ("node", "device"):
+        assert devices.reshape(2, 4).launch_place(name, has_context=True) == devices.launch_place(
+            name, has_context=True
+        )
+        with pytest.raises(ValueError, match=f"shard_id: axis '{name}' must be that of the whole mesh"):
+            devices.reshape(4, 2).launch_place(name, has_context=True)
+    for part in (devices[1], devices[:, 1:3], devices[::-1, ::2], devices[0, 2], mesh[1, :, 2]):
+        for name in part.launch_dim_names:
+            part.launch_place(name, has_context=True)  # of slices, as of the whole
+
+
 def test_members_are_processes_and_blocks(mesh):
     part = mesh[1, :, 2, 0, 1, ::3]
     assert part.ranks == (10, 14)

@@ -62,6 +62,15 @@ if importlib.util.find_spec("triton") is None:
     __all__ = [name for name in __all__ if _LAZY.get(name, "_context") == "_context"]
 
 
+def _with_docstring(function: Any) -> Any:
+    """For `help`: in Triton's interpreter a device function has none of its own."""
+    source = getattr(function, "fn", None)
+    if function.__doc__ is None and source is not None:
+        function.__doc__ = source.__doc__
+        function.__wrapped__ = source  # whose signature it has
+    return function
+
+
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -71,7 +80,7 @@ def __getattr__(name: str) -> Any:
         if e.name != "triton":
             raise
         raise ImportError(f"{__name__}.{name} needs Triton, which is not installed: pip install triton") from e
-    found = module if _LAZY[name] == name else getattr(module, name)
+    found = module if _LAZY[name] == name else _with_docstring(getattr(module, name))
     globals()[name] = found
     return found
 

@@ -133,7 +133,7 @@ def dtype_of_sums(op, value):
     if not isinstance(value, tl.dtype):
         raise TypeError(f"{op}: dtype must be a dtype of Triton, such as tl.float32, got {shown(value)}")
     if value.is_ptr() or value.is_fp8() or value.is_int1() or not (value.is_floating() or value.is_int()):
-        raise TypeError(f"{op}: dtype must be of integers of 8 bits or floats of 16 bits or more, got {value}")
+        raise TypeError(f"{op}: dtype must be of integers from 8 bits or of floats from 16 bits on, got {value}")
 
 
 # --- of tiles --------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def mesh(op, value):
 def context(op, value, counters=False):
     wanted = "an int64 tensor of device_context" + (", or int32 counters" if counters else "")
     if value is None:
-        raise ValueError(f"{op}: context must be given, got None")
+        raise ValueError(f"{op}: context must be given{', int32 counters at least' if counters else ''}, got None")
     if not is_pointer(value) or value.type.is_block() or value.dtype.element_ty != tl.int64:
         raise TypeError(f"{op}: context must be {wanted}, got {shown(value)}")
 

@@ -11,10 +11,11 @@ from tle_ops.language.mesh import is_int
 
 
 def signal_count(processes: int, channels: int) -> int:
-    """Signals of one process, of 4 bytes each, which must be 0 before the first kernel runs on any process."""
+    """Signals of one process, of 4 bytes each, which must be 0 before the first kernel runs on any process. A multiple
+    of 4, so that those of the next process in one allocation are aligned as well."""
     for name, value in (("processes", processes), ("channels", channels)):
         _positive("signal_count", name, value)
-    return (processes + 1) * channels
+    return -(-(processes + 1) * channels // 4) * 4
 
 
 def device_context(
@@ -34,8 +35,12 @@ def device_context(
                 raise ValueError(f"{op}: addresses must be 16-byte aligned, got {address:#x}")
     if not is_int(rank):
         raise TypeError(f"{op}: rank must be an int, got {rank!r}")
-    if len(buffers) != len(signals) or not 0 <= rank < len(buffers):
-        raise ValueError(f"{op}: rank must be one of {len(buffers)} and {len(signals)} processes, got {rank}")
+    if not buffers or len(buffers) != len(signals):
+        raise ValueError(
+            f"{op}: buffers and signals must be one of each process, got {len(buffers)} and {len(signals)}"
+        )
+    if not 0 <= rank < len(buffers):
+        raise ValueError(f"{op}: rank must be one of {len(buffers)} processes, got {rank}")
     _positive(op, "channels", channels)
     if device is None:
         raise TypeError(f"{op}: device must be given, got None")

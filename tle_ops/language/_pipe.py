@@ -371,6 +371,9 @@ def pipe(
 
     Producer and consumers use the same iterations, each from 0 (or a cursor), and every stage that is committed is
     released: a release too few waits for ever. Bad arguments: ValueError, TypeError while the kernel is traced.
+
+    Its ends: `pipe.writer()`, a `pipe_writer` (acquire, barrier, commit, close, cursor), and `pipe.reader(name,
+    fields)`, a `pipe_reader` (wait, release, cursor); both classes are in `tle_ops.language._pipe`.
     """
     p, s = plan(capacity, scope, name, readers, one_shot, fields), _semantic
     for field, buffer in fields.items():

@@ -353,7 +353,9 @@ def _beside(value, at, row, generator, s, dtype=None):
 # --- loads and stores -------------------------------------------------------------------------------------------------
 @gluon_builtin
 def arange(start, end, layout=None, _semantic=None):
-    """start .. end - 1. Without a layout the compiler finds one from what the tensor meets."""
+    """start .. end - 1. Without a layout the compiler finds one from what the tensor meets: an access to a buffer, or a
+    tensor that has one. Where it meets nothing but global memory, give one: `gl.BlockedLayout([1], [32], [4], [0])` for
+    4 warps."""
     first, last = unwrapped(start), unwrapped(end)
     for name, value in (("start", first), ("end", last)):
         _require(

@@ -40,6 +40,8 @@ def shown(value: Any) -> str:
     value = plain(value)
     if isinstance(value, tuple):
         return f"[{', '.join(map(shown, value))}]"
+    if type(value).__module__.partition(".")[0] == "torch" and isinstance(getattr(value, "shape", None), tuple):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     kind = getattr(value, "type", None) if type(value).__module__.startswith(("triton.", "tle_ops.")) else None
     if kind is None or type(kind).__name__ == "constexpr_type":
         return repr(value)
@@ -184,6 +186,10 @@ class device_mesh:
         if not -len(names) <= axis < len(names):
             raise IndexError(f"shard_id: axis must be in [{-len(names)}, {len(names)}), got {axis}")
         axis %= len(names)
+        if names[axis] in self._names and not self._keeps(axis):
+            raise ValueError(
+                f"shard_id: axis {names[axis]!r} must be that of the whole mesh, got a reshape's, {self!r}"
+            )
         kind = kinds[axis]
         if kind == PROCESS and not has_context:
             raise ValueError(f"shard_id: context must be given for {names[axis]!r}, an axis of processes, got None")
@@ -193,6 +199,15 @@ class device_mesh:
             shape[axis],
             prod(n for n, k in zip(shape[axis + 1 :], kinds[axis + 1 :], strict=True) if k in alike),
         )
+
+    def _keeps(self, axis: int) -> bool:
+        """Whether the axis here that has the name of an axis of the whole mesh has (some of) its members, as after
+        slices. A reshape leaves names, and what they name is another matter."""
+        sizes = self.launch_shape
+        inner, d = prod(sizes[axis + 1 :]), self._names.index(self.launch_dim_names[axis])
+        line = [self._ids[i * prod(self._shape[d + 1 :])] for i in range(self._shape[d])]
+        beside = {(i // (inner * sizes[axis]), i % inner) for i in line}
+        return len(beside) == 1 and len({i // inner % sizes[axis] for i in self._ids}) == self._shape[d]
 
     def rank_of(self, shard_id: int | Sequence[int], op: str = "device_mesh") -> int:
         """The process of a shard: coordinates along the process axes of this mesh, or their row-major number."""
@@ -243,8 +258,8 @@ class device_mesh:
 
     # --- views -------------------------------------------------------------------------------------------------------
     def reshape(self, *shape: int | Sequence[int]) -> device_mesh:
-        """The same members in another shape. Axes keep their names if their number stays, else they are called "flat"
-        (a single one) or "dim0", "dim1", ..."""
+        """The same members in another shape; no size is worked out (-1). Axes keep their names if their number stays,
+        else they are called "flat" (a single one) or "dim0", "dim1", ..."""
         sizes = plain(shape[0] if len(shape) == 1 and isinstance(plain(shape[0]), tuple) else shape)
         if not all(map(is_int, sizes)):
             raise TypeError(f"device_mesh: reshape must be to ints, got {shown(sizes)}")
@@ -303,6 +318,8 @@ class Shard:
         if scope is None and not self.linear:
             raise ValueError("remote: scope must be given for a shard_id of coordinates, got None")
         self.bounds = () if scope is None else scope.process_shape
+        if scope is not None and not self.linear and shard_id and not self.bounds:
+            raise ValueError(f"remote: scope must have an axis of processes, got {scope!r}")
         if not self.linear and len(shard_id) != len(self.bounds):
             raise ValueError(f"remote: shard_id must have the process axes of {scope!r}, got {len(shard_id)}")
         known = is_int(shard_id) if self.linear else all(is_int(c) for c in shard_id)

@@ -8,10 +8,8 @@ from tle_ops.language import _checks
 
 
 @triton.constexpr_function
-def _scan_dtype(dtype, want):
-    """Of the sums: what is asked for, else bfloat16 and float8 in float32 and integers in at least 32 bits."""
-    if want is not None:
-        return want
+def _wide(dtype):
+    """What is added in: bfloat16 and float8 in float32, integers in at least 32 bits."""
     if dtype.is_bf16() or dtype.is_fp8():
         return tl.float32
     if dtype.is_int_signed() and dtype.int_bitwidth < 32:
@@ -73,8 +71,9 @@ def cumsum(input, axis: tl.constexpr = 0, reverse: tl.constexpr = False, dtype: 
     axis: 0 (or -1), the only one.
     reverse: sum what comes after a lane, in place of what comes before it.
     dtype: of the sums, a dtype of Triton. Default: float32 for bfloat16 and float8, int32 (uint32) for signed (unsigned
-        and bool) integers below 32 bits, otherwise that of the input. float16 is summed in float16: ask for float32
-        where that is too narrow.
+        and bool) integers below 32 bits, otherwise that of the input. The input is converted to it, then summed. Asked
+        for, bfloat16 is summed in float32 and rounded once. float16 is summed in float16: ask for float32 where that is
+        too narrow.
 
     Returns (exclusive [BLOCK], total). `exclusive + input` are the inclusive sums. Integers wrap. An infinity or a NaN
     reaches only the sums that contain it: for floats, exclusive is never `inclusive - input`.
@@ -83,15 +82,20 @@ def cumsum(input, axis: tl.constexpr = 0, reverse: tl.constexpr = False, dtype: 
     _checks.axis("cumsum", axis)
     _checks.flag("cumsum", "reverse", reverse)
     _checks.dtype_of_sums("cumsum", dtype)
-    v = input.to(_scan_dtype(input.dtype, dtype))
+    sums: tl.constexpr = _wide(input.dtype) if dtype is None else dtype
+    if input.dtype.is_fp8() or (input.dtype.is_int() and sums.is_bf16()):
+        # Triton converts float8 to no integer and no float64, and its interpreter takes an integer for bfloat16's bits.
+        input = input.to(tl.float32)
+    v = input.to(sums).to(_wide(sums))
     if len(input.shape) == 0:
-        return (v < v).to(v.dtype), v
+        exclusive, total = (v < v).to(v.dtype), v
     elif not v.dtype.is_floating():
         wide = v.to(tl.int64) if _interpreted(v.dtype) else v
         total = tl.sum(wide, 0).to(v.dtype)
         inclusive = tl.cumsum(v, 0)
-        return (total - inclusive if reverse else inclusive - v), total  # exact, since integers wrap
+        exclusive = total - inclusive if reverse else inclusive - v  # exact, since integers wrap
     elif _in_levels(v.type):
-        return _many_floats(v, reverse)
+        exclusive, total = _many_floats(v, reverse)
     else:
-        return _floats(v, reverse)
+        exclusive, total = _floats(v, reverse)
+    return exclusive.to(sums), total.to(sums)
