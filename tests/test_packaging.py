@@ -43,15 +43,28 @@ def call(*command: object, cwd: pathlib.Path) -> str:
     return done.stdout
 
 
+def copy_sources(to: pathlib.Path) -> pathlib.Path:
+    to.mkdir()
+    for name in ("tle_ops", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, to / name)
+    return to
+
+
+def environment(folder: pathlib.Path) -> pathlib.Path:
+    """Its Python. PyTorch and setuptools are those of this environment, by a plain path: a copy of tle_ops in it is
+    not seen."""
+    venv.create(folder, with_pip=True)
+    (site,) = (folder / "lib").glob("python*/site-packages")
+    (site / "of_the_tests.pth").write_text(str(pathlib.Path(torch.__file__).parents[1]) + "\n")
+    return folder / "bin" / "python"
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The source distribution, and the wheel built from nothing but its contents."""
     work = tmp_path_factory.mktemp("dist")
-    source = work / "source"
-    for name in ("tle_ops", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        source.mkdir(exist_ok=True)
-        copy(ROOT / name, source / name)
+    source = copy_sources(work / "source")
     build = "import setuptools.build_meta as b, sys; print(getattr(b, sys.argv[1])(sys.argv[2]))"
     call(sys.executable, "-c", build, "build_sdist", work, cwd=source)
     (sdist,) = work.glob("*.tar.gz")
@@ -74,15 +87,22 @@ def test_wheel_holds_the_whole_package_and_nothing_else(built):
 
 
 def test_wheel_works_without_the_sources(built, tmp_path):
-    """PyTorch comes from this environment, by a plain path, so that a copy of tle_ops in it is not seen."""
-    venv.create(tmp_path / "env", with_pip=True)
-    python = tmp_path / "env" / "bin" / "python"
+    python = environment(tmp_path / "env")
     call(python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", built[1], cwd=tmp_path)
-    (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
-    (site / "torch_of_the_tests.pth").write_text(str(pathlib.Path(torch.__file__).parents[1]) + "\n")
     out = call(python, "-c", USE, cwd=tmp_path)
     assert out.split()[0] == str(len(tle_ops.__all__))
     assert "the default" in out or "cannot build here" in out
+
+
+def test_a_clone_does_not_hide_what_is_installed_from_it(tmp_path):
+    """From the folder above a clone called tle_ops, which could be a namespace package; as the Makefile does."""
+    clone = copy_sources(tmp_path / "tle_ops")
+    (line,) = (text for text in (ROOT / "Makefile").read_text().splitlines() if "--editable" in text)
+    options = line.partition(" install ")[2].split()
+    python = environment(tmp_path / "env")
+    call(python, "-m", "pip", "install", "-q", *options, cwd=clone)
+    found = call(python, "-c", "import tle_ops; print(tle_ops.__file__)", cwd=tmp_path).strip()
+    assert found == str(clone / "tle_ops" / "__init__.py")
 
 
 CACHED = """if True:
