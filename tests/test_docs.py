@@ -168,7 +168,7 @@ def test_recipe_adds_an_operator(tmp_path):
             commands += text.strip().splitlines() if title == "run" else []
         else:
             apply(root, language, title, text)
-    assert len(commands) == 6
+    assert len(commands) == 7
     # and what the new operator could break in the documentation itself
     pages = "page_is or offered or links_lead"
     commands.append(f'.venv/bin/python -m pytest tests/test_support.py tests/test_docs.py -k "{pages}"')
