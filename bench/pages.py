@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from bench.report import default_of, verdict
+
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results" / "h200"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
@@ -22,12 +24,6 @@ FAMILIES = ("quant", "elementwise", "fused", "norm", "rope", "swiglu", "scan", "
 AHEAD = 1.01  # a peer within 1 % is as fast
 
 Case = dict[str, Any]
-
-
-def default_of(case: Case) -> tuple[str, dict[str, Any]] | None:
-    """Name and figures of the kernel that a call takes, if it has a time."""
-    found = [(n, v) for n, v in case["variants"].items() if v.get("default") and v["status"] == "ok"]
-    return found[0] if found else None
 
 
 def peers_of(case: Case) -> dict[str, float]:
@@ -65,11 +61,8 @@ class Results:
     def family(self, name: str) -> dict[str, Any]:
         return json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
 
-    def has(self, name: str) -> bool:
-        return (self.folder / f"{name}.json").exists()
-
     def families(self) -> list[str]:
-        return [name for name in FAMILIES if self.has(name)]
+        return [name for name in FAMILIES if (self.folder / f"{name}.json").exists()]
 
     def cases(self, *names: str) -> Iterable[Case]:
         """Those with a time of ours, of all families or of some."""
@@ -98,11 +91,6 @@ def environment(found: dict[str, Any]) -> str:
 
 def title(case: Case) -> str:
     return f"`{case['op']}` {case['case']}"
-
-
-def verdict(case: Case, us: float) -> str:
-    target = case["target_us"]
-    return "" if target is None else f"{target:g} {'met' if us <= target else 'missed'}"
 
 
 # --- the tables ------------------------------------------------------------------------------------------------------
@@ -158,7 +146,7 @@ def family(results: Results, name: str) -> list[str]:
         beside = [f"{times[peer]:.1f}" if peer in times else "" for peer in peers]
         if starred:
             beside.append(", ".join(f"{n} {us:g}" for n, us in case["earlier"].items()))
-        lines.append(row(title(case), *cells, *beside, verdict(case, ours["us"])))
+        lines.append(row(title(case), *cells, *beside, verdict(case)))
     return [*lines, *footnotes(lines, results.family(name))]
 
 
@@ -170,15 +158,6 @@ def block(results: Results) -> list[str]:
         ms, tokens = r["ms"], r["tokens_per_second"]
         times = [f"{ms[who]:.3f}" for who in ("tle_ops", "plain")]
         lines.append(row(r["size"], r["mode"], r["what"], *times, tokens["tle_ops"], tokens["plain"]))
-    return lines
-
-
-def host(results: Results) -> list[str]:
-    found = results.family("host")
-    lines = [environment({**found["environment"], "peers": {}}) + ":", "", *head("call", "median", "least", "target")]
-    for r in found["rows"]:
-        target = "" if r["target_us"] is None else f"{r['target_us']:g}"
-        lines.append(row(r["what"], f"{r['us']:.1f}", f"{r['us_least']:.1f}", target))
     return lines
 
 
@@ -232,7 +211,7 @@ def others(results: Results) -> list[str]:
     return [*head("case", "default", "sooner", "copy"), *lines] if lines else ["No case."]
 
 
-TABLES = {"summary": summary, "block": block, "host": host, "missed": missed, "losses": losses, "others": others}
+TABLES = {"summary": summary, "block": block, "missed": missed, "losses": losses, "others": others}
 
 
 def table(name: str, results: Results) -> str:

@@ -87,7 +87,7 @@ def add_apart(result: dict[str, Any], folder: pathlib.Path, name: str) -> None:
             variant = there["variants"][name]
             note = "; ".join(filter(None, (variant.get("note"), when)))
             ours = default_of(there)
-            apart = {"copy_us": there["copy_us"], "ours_us": ours["us"] if ours else None}
+            apart = {"copy_us": there["copy_us"], "ours_us": ours[1]["us"] if ours else None}
             row["variants"][name] = {**variant, "note": note, "apart": apart}
             row["earlier"] = {peer: us for peer, us in row["earlier"].items() if peer != name}
             version = f"{other['environment']['peers'][name]}, {other['environment']['date'][:10]}"
@@ -123,9 +123,17 @@ def _figure(variant: dict[str, Any] | None, key: str) -> str:
     return f"{variant[key]:.1f}{'*' if variant['default'] else ''}" if key in variant else ""
 
 
-def default_of(row: dict[str, Any]) -> dict[str, Any] | None:
-    """The variant that a call takes by default; if it is wrong there is none."""
-    return next((v for v in row["variants"].values() if v["default"] and v["status"] == "ok"), None)
+def default_of(row: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """Name and figures of the variant that a call takes by default; if it is wrong there is none."""
+    return next(((name, v) for name, v in row["variants"].items() if v["default"] and v["status"] == "ok"), None)
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """The target, if there is one, and whether the default meets it."""
+    target, default = row["target_us"], default_of(row)
+    if target is None:
+        return ""
+    return f"{target:g}" + (f" {'met' if default[1]['us'] <= target else 'missed'}" if default else "")
 
 
 def _time_table(result: dict[str, Any], style: box.Box) -> Table:
@@ -133,14 +141,12 @@ def _time_table(result: dict[str, Any], style: box.Box) -> Table:
     columns = ["case", "copy", *names, "target", "copy ratio*", "GB/s*", "earlier runs, same card"]
     table = _table(f"{result['family']}: median microseconds, L2 flushed", style, columns)
     for row in result["cases"]:
-        default = default_of(row)
-        target = row["target_us"]
-        met = default is not None and target is not None and default["us"] <= target
+        _, default = default_of(row) or (None, None)
         table.add_row(
             f"{row['op']}: {row['case']}",
             f"{row['copy_us']:.1f}",
             *(_figure(row["variants"].get(name), "us") for name in names),
-            "" if target is None else f"{target:g} {'met' if met else 'missed'}" if default else f"{target:g}",
+            verdict(row),
             f"{default['copy_ratio']:.2f}" if default else "",
             f"{default['gb_per_s']:.0f}" if default else "",
             ", ".join(f"{name} {us:g}" for name, us in row["earlier"].items()),

@@ -105,5 +105,10 @@ def _main(rank: int, world: int, folder: str, checks: list, pipe: Any, on: str) 
     os._exit(0)  # whatever threads a broken group has left
 
 
+def assert_all_pass(world: int, checks: list[Callable[[int, int], None]], limit: float = 300, on: str = "cpu") -> None:
+    failed = run(world, checks, limit, on)
+    assert not failed, report(failed)
+
+
 def report(failed: dict[int, dict[str, str]]) -> str:
     return "\n".join(f"rank {r}, {name}:\n{text}" for r, found in failed.items() for name, text in found.items())

@@ -167,6 +167,12 @@ def test_one_sentence_is_refused(demo, tmp_path):
         demo.main(["--sentences", str(file)])
 
 
+def test_a_missing_file_is_named(demo, capsys):
+    with pytest.raises(SystemExit):
+        demo.main(["--sentences", "nowhere.txt"])
+    assert "--sentences: there is no file nowhere.txt" in capsys.readouterr().err
+
+
 def test_read_sentences(demo, tmp_path):
     file = tmp_path / "mine.txt"
     file.write_text("No topic yet.\n# Cats\nPurr.\n\nMeow.\n# Dogs\nWoof.\n", encoding="utf-8")

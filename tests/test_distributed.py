@@ -16,8 +16,7 @@ import tle_ops.distributed as td
 from bench import distributed as benchmark
 from examples.distributed import parallel_block, ring
 from tests import distributed_checks, dtensor_checks, processes
-from tle_ops import _meta
-from tle_ops.distributed.rules import NOT_ON_DTENSORS, RULES
+from tests.processes import assert_all_pass
 from tle_ops.kernels._group import PeerError, member
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -26,11 +25,6 @@ SLOW = {"check_compiled"}  # what does not depend on the number of processes
 
 def checks_of(module) -> list:
     return [f for f in module.CHECKS if f.__name__ not in SLOW]
-
-
-def assert_all_pass(world: int, checks: list) -> None:
-    failed = processes.run(world, checks, limit=150)
-    assert not failed, processes.report(failed)
 
 
 def check_ring_example(rank, world):
@@ -69,17 +63,13 @@ def test_one_process():
 
 def test_two_processes():
     more = [check_ring_example, check_parallel_block_example, check_the_benchmark, check_kernels_in_the_interpreter]
-    assert_all_pass(2, [*distributed_checks.CHECKS, *dtensor_checks.CHECKS, *more])
+    assert_all_pass(2, [*distributed_checks.CHECKS, *dtensor_checks.CHECKS, *more], limit=150)
 
 
 def test_four_processes():
-    assert_all_pass(4, [*checks_of(distributed_checks), *checks_of(dtensor_checks), check_parallel_block_example])
-
-
-# --- rules -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("op", sorted(_meta.CONTRACTS))
-def test_every_op_has_a_rule_for_dtensors(op):
-    assert (op in RULES) != (op in NOT_ON_DTENSORS), f"{op} has no sharding rule in tle_ops/distributed/rules.py"
+    assert_all_pass(
+        4, [*checks_of(distributed_checks), *checks_of(dtensor_checks), check_parallel_block_example], limit=150
+    )
 
 
 # --- a peer that is not there ----------------------------------------------------------------------------------------

@@ -36,6 +36,12 @@ def test_every_block_is_found():
     assert len(EXAMPLES) == TEXT.count("```python") == 12
 
 
+@pytest.mark.parametrize("name", [name for name in tle.__all__ if callable(getattr(tle, name))])
+def test_help_says_something(name):
+    """In the interpreter too, where Triton leaves device functions without a docstring."""
+    assert getattr(tle, name).__doc__
+
+
 def test_the_table_has_every_name():
     tables = "\n".join(line for line in TEXT.splitlines() if line.startswith("|"))
     named = set(re.findall(r"tle\.(\w+)", tables))

@@ -8,8 +8,10 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 import tle_ops.language as tle
+from tle_ops.language.mesh import shown
 
 TOPOLOGY = {
     "node": [("node_x", 2), ("node_y", 2)],
@@ -85,6 +87,11 @@ def test_flatten_and_reshape(mesh):
     devices = tle.device_mesh({"node": 2, "device": 4})
     assert devices.flatten().dim_kinds == ("process",)
     assert devices[:, ::2].flatten().ranks == (0, 2, 4, 6)
+
+
+def test_a_message_shows_no_elements_of_a_tensor():
+    assert shown(torch.zeros(300, 2)) == "a tensor of float32 [300, 2]"
+    assert shown((1, torch.ones(1, dtype=torch.int64))) == "[1, a tensor of int64 [1]]"
 
 
 def test_a_name_that_a_reshape_left_names_no_axis_of_the_whole(mesh):
@@ -203,7 +210,7 @@ def test_topology_errors(topology, error, text):
         (lambda m: m[::0], ValueError, "the step of a slice must not be 0"),
         (lambda m: m.coordinate_of(0.5), TypeError, "rank must be an int, got 0.5"),
         (lambda m: m.reshape(True, 8), TypeError, "reshape must be to ints"),
-        (lambda m: m.rank_of((0,)), ValueError, "shard_id must have the process axes"),
+        (lambda m: m.rank_of((0,)), ValueError, "shard_id must have the 2 process axes"),
         (lambda m: m.rank_of((0, 4)), ValueError, "shard_id must be within \\(2, 4\\), got \\(0, 4\\)"),
         (lambda m: m.rank_of(-1), ValueError, "shard_id must be within"),
         (lambda m: m.rank_of("0"), TypeError, "shard_id must be an int or a tuple of ints"),

@@ -307,7 +307,7 @@ ERRORS = [
     "remote: scope must be given for a shard_id of coordinates, got None",
     "remote: shard_id must be within (2, 3), got (0, 3)",
     "remote: shard_id must be within (2, 3), got 3",
-    "remote: shard_id must have the process axes of DeviceMesh(shape=(2, 3), names=('node', 'device')), got 1",
+    "remote: shard_id must have the 2 process axes of DeviceMesh(shape=(2, 3), names=('node', 'device')), got 1",
     "remote: shard_id must be >= 0, got -1",
     "remote: shard_id must be within (6,), got 6",
     "remote: scope must be a device_mesh, got 3",

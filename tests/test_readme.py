@@ -3,10 +3,7 @@
 import pathlib
 import re
 
-import pytest
-
 import tle_ops
-from bench import pages
 
 README = pathlib.Path(__file__).parents[1] / "README.md"
 
@@ -29,10 +26,3 @@ def test_table_has_every_public_op():
     assert not public - set(rows), "operators without a row in the README's table"
     assert not set(rows) - public, "rows of the README's table that are no operator"
     assert len(rows) == len(set(rows))
-
-
-@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
-def test_tables_of_times_are_those_of_the_results(page):
-    text = page.read_text(encoding="utf-8")
-    assert "<!-- bench: " in text
-    assert text == pages.written(text, pages.RESULTS), "run `python -m bench.pages`"

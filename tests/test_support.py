@@ -74,6 +74,18 @@ def test_a_failure_is_shown():
     assert "- **b**: not run yet: the operator is newer" in page
 
 
+def test_a_run_with_a_failure_fails(tmp_path, monkeypatch, capsys):
+    def broken(call):
+        raise AssertionError("1 of 4 differ")
+
+    monkeypatch.setitem(EACH, "eager", broken)
+    with pytest.raises(SystemExit, match="1"):
+        support.main(
+            ["run", "--device", "cpu", "--only", "add", "--columns", "eager", "--out", str(tmp_path / "x.json")]
+        )
+    assert "add, eager: FAILS: AssertionError: 1 of 4 differ" in capsys.readouterr().out
+
+
 def test_a_run_can_be_made_in_parts(tmp_path):
     """In two processes, which share the operators; then one cell again, into what was kept."""
     out = tmp_path / "cpu.json"

@@ -10,16 +10,12 @@ import tle_ops
 import tle_ops.distributed as td
 from tests import distributed_checks, processes
 from tests.distributed_checks import tensor_of
+from tests.processes import assert_all_pass
 from tests.table import BF16, assert_same_bits
 from tle_ops.kernels import _symmetric
 from tle_ops.kernels._group import member
 
 pytestmark = pytest.mark.gpu
-
-
-def run(on: str, world: int, checks: list) -> None:
-    failed = processes.run(world, checks, on=on)
-    assert not failed, processes.report(failed)
 
 
 def check_over_symmetric_memory(rank: int, world: int) -> None:
@@ -121,17 +117,18 @@ EVERYWHERE = pytest.mark.parametrize("on", ["one gpu", "gpus"])
 
 @EVERYWHERE
 def test_operators(on):
-    run(on, 2, [*OWN, *OPERATORS, check_a_late_peer_is_named])
+    assert_all_pass(2, [*OWN, *OPERATORS, check_a_late_peer_is_named], on=on)
 
 
 @EVERYWHERE
 def test_operators_of_more_processes(on):
-    run(on, 4 if on == "one gpu" else min(torch.cuda.device_count(), 8) // 2 * 2, [*OWN, *OPERATORS])
+    world = 4 if on == "one gpu" else min(torch.cuda.device_count(), 8) // 2 * 2
+    assert_all_pass(world, [*OWN, *OPERATORS], on=on)
 
 
 @pytest.mark.parametrize("on", ["gpus"])
 def test_sharded_tensors(on):
-    run(on, 2, [distributed_checks.check_sharded_tensors])
+    assert_all_pass(2, [distributed_checks.check_sharded_tensors], on=on)
 
 
 @EVERYWHERE

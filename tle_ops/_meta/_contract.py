@@ -61,11 +61,18 @@ def require_same_device(op: str, x_name: str, x: Tensor, y_name: str, y: Tensor)
         raise ValueError(f"{op}: {y_name} must be on the device of {x_name}, {x.device}, got {y.device}")
 
 
-def require_shape(op: str, argument: str, x: Tensor, shape: Sequence[int | torch.SymInt]) -> None:
+def require_shape(
+    op: str, argument: str, x: Tensor, shape: Sequence[int | torch.SymInt], why: Callable[[], str] = str
+) -> None:
+    """why: what the message says between the shape that is wanted and the one that came."""
+
+    def other() -> str:
+        return f"{op}: {argument} must have shape {shape_text(shape)}{why()}, got {shape_text(x.shape)}"
+
     if x.dim() != len(shape):
-        raise ValueError(f"{op}: {argument} must have shape {shape_text(shape)}, got {shape_text(x.shape)}")
+        raise ValueError(other())
     for got, want in zip(x.shape, shape, strict=True):
-        require(got == want, lambda: f"{op}: {argument} must have shape {shape_text(shape)}, got {shape_text(x.shape)}")
+        require(got == want, other)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -26,17 +26,7 @@ def _require_rope(op: str, x_name: str, x: Tensor, cos: Tensor, sin: Tensor) -> 
     # One table for all, or one per batch: [S, R/2] or [.., S, R/2].
     batch = () if cos.dim() == 2 else x.shape[:-3]
     wanted = (*batch, x.shape[-3], cos.shape[-1])
-
-    def other_shape() -> str:
-        return (
-            f"{op}: cos must have shape {shape_text(wanted)} for {x_name} {shape_text(x.shape)}, which is "
-            f"[.., S, H, D], got {shape_text(cos.shape)}"
-        )
-
-    if cos.dim() != len(wanted):
-        raise ValueError(other_shape())
-    for got, want in zip(cos.shape, wanted, strict=True):
-        require(got == want, other_shape)
+    require_shape(op, "cos", cos, wanted, lambda: f" for {x_name} {shape_text(x.shape)}, which is [.., S, H, D]")
     require_shape(op, "sin", sin, cos.shape)
     require(
         2 * cos.shape[-1] <= x.shape[-1],

@@ -108,7 +108,7 @@ def widen(x, at, width, wide):
 @T.macro
 def quantize(x, at, width, s, wide, codes, ue8m0):
     """codes[:] = cast(x[at, :] / scale), saturating"""
-    for j in T.vectorized(width):
+    for j in T.vectorized(width):  # `widen` would do; here it has not been timed
         wide[j] = T.cast(x[at, j], "float32")
     for j in T.unroll(width):
         wide[j] = quotient(wide[j], s[1], s[2], ue8m0)

@@ -217,7 +217,7 @@ class device_mesh:
         if not isinstance(coordinates, tuple) or not all(is_int(c) for c in coordinates):
             raise TypeError(f"{op}: shard_id must be an int or a tuple of ints, got {shard_id!r}")
         if len(coordinates) != len(bounds):
-            raise ValueError(f"{op}: shard_id must have the process axes of {self!r}, got {shard_id}")
+            raise ValueError(f"{op}: shard_id must have the {len(bounds)} process axes of {self!r}, got {shard_id}")
         linear = 0
         for c, n in zip(coordinates, bounds, strict=True):
             if not 0 <= c < n:
@@ -318,10 +318,10 @@ class Shard:
         if scope is None and not self.linear:
             raise ValueError("remote: scope must be given for a shard_id of coordinates, got None")
         self.bounds = () if scope is None else scope.process_shape
-        if scope is not None and not self.linear and shard_id and not self.bounds:
-            raise ValueError(f"remote: scope must have an axis of processes, got {scope!r}")
         if not self.linear and len(shard_id) != len(self.bounds):
-            raise ValueError(f"remote: shard_id must have the process axes of {scope!r}, got {len(shard_id)}")
+            raise ValueError(
+                f"remote: shard_id must have the {len(self.bounds)} process axes of {scope!r}, got {len(shard_id)}"
+            )
         known = is_int(shard_id) if self.linear else all(is_int(c) for c in shard_id)
         self.rank = self.offset = self.strides = None
         if known and scope is None:
