@@ -95,7 +95,8 @@ CASES = [
             (B, N),
             scores(k, -1, True, False),
             eager_topk,
-            {"FlagGems": flaggems_topk} | ({"TileKernels": tilekernels_topk} if k == 8 else {}),
+            # FlagGems sorts 50 of every 1024 columns at once: of longer rows that takes minutes to compile, or refuses.
+            ({"FlagGems": flaggems_topk} if N <= 4096 else {}) | ({"TileKernels": tilekernels_topk} if k == 8 else {}),
             target_us=us,
             earlier=earlier,
             quick=N == 4096,

@@ -20,14 +20,14 @@ def check() -> None:
             "matrix": t._extraction((8192, 1), (1, 1), (4096, 4096), dtype.itemsize),
             "4-D": t._extraction((4194304, 2048, 128, 1), (3, 1, 2, 0), (2, 1024, 4, 128), dtype.itemsize),
         }.items():
-            ptx, log = build(t._extract_kernel, (dtype, dtype), plan.constants, t._WARPS)
+            ptx, log = build(t._extract_kernel, (dtype, dtype), plan.constants, plan.warps)
             assert accesses(ptx, "ld") == accesses(ptx, "st") == {128}, (name, dtype)
             assert " 0 bytes spill stores" in log
         for name, plan in {
             "matrix": t._insertion((8192, 8192), (8192, 1), (1, 1), (4096, 4096), (4096, 1), dtype.itemsize),
             "3-D": t._insertion((8, 64, 512), (32768, 512, 1), (1, 1, 0), (2, 32, 128), (4096, 128, 1), dtype.itemsize),
         }.items():
-            ptx, log = build(t._insert_kernel, (dtype, dtype, dtype), plan.constants, t._WARPS)
+            ptx, log = build(t._insert_kernel, (dtype, dtype, dtype), plan.constants, plan.warps)
             assert accesses(ptx, "ld") == accesses(ptx, "st") == {128}, (name, dtype)
             assert " 0 bytes spill stores" in log
 

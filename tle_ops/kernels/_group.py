@@ -121,6 +121,8 @@ class Member:
     def agree(self, op: str, facts: dict[str, Any], per_rank: Any = None) -> list[Any]:
         """ValueError on every process, before data moves, unless all have the same op and facts. Returns `per_rank` of
         all, which may differ."""
+        if self.size == 1:
+            return [per_rank]
         text = json.dumps([op, {k: str(v) for k, v in facts.items()}])
         values = self.meet("agree", json.dumps([text, per_rank]), f"{op} (call {self.counts.get('agree', 0) + 1})")
         found = [json.loads(v) for v in values]

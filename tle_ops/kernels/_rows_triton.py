@@ -131,6 +131,26 @@ def sigmoid(x):
 
 
 @triton.jit
+def normal(x):
+    """Distribution and density of the standard normal at x, by one exponential for both: the distribution of -|x| is
+    exp(-x^2 / 2) * t * P(t) with t = 1 / (1 + 0.345 |x|), P of degree 8 to 2^-25 by a fit over |x| <= 14. Fewer
+    instructions than `tl.erf`, and where the distribution is small its digits are right: 1 + erf has lost them."""
+    t = reciprocal(tl.abs(x) * 0.345 + 1.0)
+    tail = _exp2(x * x * -0.7213475204444817)
+    density = tail * 0.3989422804014327
+    p = t * -0.028382079675793648 + 0.14528247714042664
+    p = p * t - 0.27117395401000977
+    p = p * t + 0.1871975064277649
+    p = p * t - 0.037602126598358154
+    p = p * t + 0.11179974675178528
+    p = p * t + 0.11723826080560684
+    p = p * t + 0.13802088797092438
+    p = p * t + 0.137619286775589
+    below = p * t * tail
+    return tl.where(x < 0, below, 1 - below), density
+
+
+@triton.jit
 def one_plus_exp(gate, WIDE: tl.constexpr):
     """1 + exp(-gate) as a sum of two float32, the second 0 unless WIDE; a gate beyond [-87.5, 87] counts as the
     bound. bench/proofs/silu.py tries every gate: the relative error is below 1.34 * 2^-24 with WIDE and, for bfloat16

@@ -29,6 +29,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from tle_ops.kernels import _group
 from tle_ops.kernels._group import Member, PeerError
+from tle_ops.kernels._replay import current_stream
 from tle_ops.language._context import device_context, signal_count
 
 CHANNELS = 1024  # programs of a launch that may meet their like on the peers
@@ -60,7 +61,8 @@ class Workspace:
         # Ranks that did not come, told by kernels; host memory, so that looking does not wait for the GPU.
         self.missing = torch.zeros(max(me.size, 4), dtype=torch.int32, pin_memory=device.type == "cuda")
         self._missing = memoryview(self.missing.numpy())  # `any` of it costs a twentieth of the tensor's
-        self.stream: Any = None
+        self.stream: Any = None  # of the call before, and its number for the driver
+        self.raw_stream = 0
         self._beside: Any = None
         self.captured = False
         if device.type == "cuda":
@@ -182,10 +184,13 @@ def _on_one_stream(ws: Workspace) -> None:
     if torch.cuda.is_current_stream_capturing():
         ws.captured = True
         return
+    raw = current_stream(ws.device.index)
+    if ws.stream is not None and ws.raw_stream == raw:
+        return
     stream = torch.cuda.current_stream(ws.device)
-    if ws.stream is not None and ws.stream != stream:
+    if ws.stream is not None:
         stream.wait_stream(ws.stream)
-    ws.stream = stream
+    ws.stream, ws.raw_stream = stream, raw
 
 
 def raise_if_missing(me: Member) -> None:

@@ -68,8 +68,7 @@ def _open(op: str, group: str, x: Tensor, nbytes: int, **options: object) -> tup
     return me, workspace(op, me, x.device, nbytes + 4 * _PROGRAMS + 16)
 
 
-def _read(x: Tensor, me: Member, ws: Workspace, shard: int) -> Tensor:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def _read(x: Tensor, y: Tensor, me: Member, ws: Workspace, shard: int) -> Tensor:
     source = x.contiguous()
     n = x.numel() * x.element_size()
     symmetric = allocation_of(source)
@@ -114,18 +113,18 @@ def _where(x: Tensor) -> object:
 
 
 def remote(x: Tensor, shard: int, group: str = "") -> Tensor:
-    _meta.remote(x, shard, group)
+    y = _meta.remote(x, shard, group)
     me, ws = _open("remote", group, x, x.numel() * x.element_size(), symmetric=_where(x))
-    return _collective.remote(x, shard, group) if ws is None else _read(x, me, ws, shard)
+    return _collective.remote(x, shard, group) if ws is None else _read(x, y, me, ws, shard)
 
 
 def ring_exchange(x: Tensor, shift: int = 1, group: str = "") -> Tensor:
-    _meta.ring_exchange(x, shift, group)
+    y = _meta.ring_exchange(x, shift, group)
     nbytes = x.numel() * x.element_size()
     me, ws = _open("ring_exchange", group, x, nbytes, shift=shift, symmetric=_where(x))
     if ws is None:
         return _collective.ring_exchange(x, shift, group)
-    return _read(x, me, ws, (me.rank + shift) % me.size)
+    return _read(x, y, me, ws, (me.rank + shift) % me.size)
 
 
 def remote_bwd(dy: Tensor, shard: int, group: str = "") -> Tensor:

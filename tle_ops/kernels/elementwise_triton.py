@@ -9,9 +9,11 @@ from torch import Tensor
 
 from tle_ops import _meta
 from tle_ops.kernels._replay import replayed
-from tle_ops.kernels._triton import kernel
+from tle_ops.kernels._triton import flat, kernel, rest
 
-_BLOCK = 2048  # elements per program of 4 warps: two 16-byte loads of bfloat16 per thread and input
+_BLOCK = 2048  # elements per program of a strided sum, 4 warps
+_ADD = (4096, 2048, 8)  # elements per program: of 32 bits and more, of fewer; warps
+_SCALE_CAST = (1024, 2)
 _DIMS = 4  # of a strided sum, after neighbouring dimensions have been merged
 
 
@@ -26,18 +28,20 @@ def _sum(x, y, dtype: tl.constexpr, BOOL: tl.constexpr):
         return x.to(dtype) + y.to(dtype)
 
 
+@triton.jit
+def _add(x_ptr, y_ptr, out_ptr, at, mask, BOOL: tl.constexpr):
+    x = tl.load(x_ptr + at, mask=mask)
+    y = tl.load(y_ptr + at, mask=mask)
+    tl.store(out_ptr + at, _sum(x, y, out_ptr.dtype.element_ty, BOOL), mask=mask)
+
+
 @kernel("n")
 def _add_kernel(x_ptr, y_ptr, out_ptr, n: tl.int64, BOOL: tl.constexpr, BLOCK: tl.constexpr):
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    offsets = start + tl.arange(0, BLOCK)
-    if start + BLOCK <= n:  # a mask of unknown alignment would split the 16-byte accesses
-        total = _sum(tl.load(x_ptr + offsets), tl.load(y_ptr + offsets), out_ptr.dtype.element_ty, BOOL)
-        tl.store(out_ptr + offsets, total)
-    else:
-        mask = offsets < n
-        x = tl.load(x_ptr + offsets, mask=mask)
-        y = tl.load(y_ptr + offsets, mask=mask)
-        tl.store(out_ptr + offsets, _sum(x, y, out_ptr.dtype.element_ty, BOOL), mask=mask)
+    at, mask = flat(n, BLOCK)
+    _add(x_ptr, y_ptr, out_ptr, at, mask, BOOL)
+    if tl.program_id(0) == 0:
+        i, left = rest(n)
+        _add(x_ptr, y_ptr, out_ptr, i, left, BOOL)
 
 
 @kernel("n", "size1", "size2", "size3", "x0", "x1", "x2", "x3", "y0", "y1", "y2", "y3")
@@ -73,16 +77,19 @@ def _add_strided_kernel(
     tl.store(out_ptr + offsets, _sum(x, y, out_ptr.dtype.element_ty, BOOL), mask=mask)
 
 
+@triton.jit
+def _scale_cast(x_ptr, out_ptr, at, mask, alpha):
+    x = tl.load(x_ptr + at, mask=mask).to(tl.float32)
+    tl.store(out_ptr + at, (x * alpha).to(out_ptr.dtype.element_ty), mask=mask)
+
+
 @kernel("n", "alpha")
 def _scale_cast_kernel(x_ptr, out_ptr, n: tl.int64, alpha: tl.float32, BLOCK: tl.constexpr):
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    offsets = start + tl.arange(0, BLOCK)
-    if start + BLOCK <= n:
-        tl.store(out_ptr + offsets, (tl.load(x_ptr + offsets).to(tl.float32) * alpha).to(out_ptr.dtype.element_ty))
-    else:
-        mask = offsets < n
-        x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
-        tl.store(out_ptr + offsets, (x * alpha).to(out_ptr.dtype.element_ty), mask=mask)
+    at, mask = flat(n, BLOCK)
+    _scale_cast(x_ptr, out_ptr, at, mask, alpha)
+    if tl.program_id(0) == 0:
+        i, left = rest(n)
+        _scale_cast(x_ptr, out_ptr, i, left, alpha)
 
 
 @replayed
@@ -93,19 +100,24 @@ def add(x: Tensor, y: Tensor) -> Tensor:
         return out
     is_bool = out.dtype is torch.bool
     x, y, target = (t.view(torch.uint8) if t.dtype is torch.bool else t for t in (x, y, out))
-    grid = triton.cdiv(n, _BLOCK)
     if x.shape == y.shape and x.is_contiguous() and y.is_contiguous():
-        _add_kernel(grid, (x, y, target), (n,), (is_bool, _BLOCK))
+        _add_flat(x, y, target, is_bool)
         return out
     x, y = x.expand(out.shape), y.expand(out.shape)
     sizes, x_strides, y_strides = _merge_dims(out.shape, x.stride(), y.stride())
     if len(sizes) > _DIMS:
-        _add_kernel(grid, (x.contiguous(), y.contiguous(), target), (n,), (is_bool, _BLOCK))
+        _add_flat(x.contiguous(), y.contiguous(), target, is_bool)
         return out
     pad = _DIMS - len(sizes)
     scalars = (n, *([1] * pad + sizes)[1:], *[0] * pad, *x_strides, *[0] * pad, *y_strides)
-    _add_strided_kernel(grid, (x, y, target), scalars, (is_bool, _BLOCK))
+    _add_strided_kernel(triton.cdiv(n, _BLOCK), (x, y, target), scalars, (is_bool, _BLOCK))
     return out
+
+
+def _add_flat(x: Tensor, y: Tensor, target: Tensor, is_bool: bool) -> None:
+    wide, narrow, warps = _ADD
+    n, block = target.numel(), wide if target.itemsize >= 4 else narrow
+    _add_kernel(triton.cdiv(n, block), (x, y, target), (n,), (is_bool, block), warps)
 
 
 def _merge_dims(shape, x_strides, y_strides) -> tuple[list[int], list[int], list[int]]:
@@ -128,5 +140,6 @@ def scale_cast(x: Tensor, alpha: float, dtype: torch.dtype) -> Tensor:
     out = _meta.scale_cast(x, alpha, dtype)
     n = out.numel()
     if n:
-        _scale_cast_kernel(triton.cdiv(n, _BLOCK), (x.contiguous(), out), (n, alpha), (_BLOCK,))
+        block, warps = _SCALE_CAST
+        _scale_cast_kernel(triton.cdiv(n, block), (x.contiguous(), out), (n, alpha), (block,), warps)
     return out

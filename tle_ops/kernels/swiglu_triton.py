@@ -8,10 +8,11 @@ from torch import Tensor
 
 from tle_ops import _meta
 from tle_ops.kernels._replay import replayed
-from tle_ops.kernels._rows_triton import clamp_above, clamp_both, is_dense, row_start, rows_of, sigmoid
-from tle_ops.kernels._triton import kernel
+from tle_ops.kernels._rows_triton import clamp_above, clamp_both, is_dense, normal, row_start, rows_of, sigmoid
+from tle_ops.kernels._triton import flat, kernel, rest
 
 _TILE = 2048  # elements per program of 4 warps: two 16-byte loads of bfloat16 per thread and input
+_FLAT_WARPS = 8  # for as many or, since gelu computes the longest, twice as many
 _SILU, _SILU_LIMIT, _GELU, _GELU_TANH = 0, 1, 2, 3  # ACT
 
 
@@ -24,9 +25,9 @@ def _act(x, ACT: tl.constexpr):
         value = x * s
         slope = s + value * (1 - s)
     elif ACT == 2:
-        s = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
+        s, density = normal(x)
         value = x * s
-        slope = s + x * (tl.exp(-0.5 * x * x) * 0.3989422804014327)
+        slope = s + x * density
     else:  # (1 + tanh(z)) / 2 = sigmoid(2 z)
         square = x * x
         s = sigmoid(x * (square * 0.07135481282989403 + 1.5957691216057308))
@@ -80,12 +81,11 @@ def _tile(M, N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 def _flat_kernel(
     gate_ptr, up_ptr, y_ptr, n: tl.int64, limit: tl.float32, ACT: tl.constexpr, BLOCK: tl.constexpr
 ):  # all contiguous, n elements
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    at = start + tl.arange(0, BLOCK)
-    if start + BLOCK <= n:  # a mask of unknown alignment would split the 16-byte accesses
-        _forward(gate_ptr, up_ptr, y_ptr, at, at, at, None, limit, ACT)
-    else:
-        _forward(gate_ptr, up_ptr, y_ptr, at, at, at, at < n, limit, ACT)
+    at, mask = flat(n, BLOCK)
+    _forward(gate_ptr, up_ptr, y_ptr, at, at, at, mask, limit, ACT)
+    if tl.program_id(0) == 0:
+        i, left = rest(n)
+        _forward(gate_ptr, up_ptr, y_ptr, i, i, i, left, limit, ACT)
 
 
 @kernel("n", "limit")
@@ -100,12 +100,11 @@ def _flat_bwd_kernel(
     ACT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    at = start + tl.arange(0, BLOCK)
-    if start + BLOCK <= n:
-        _backward(dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, at, at, at, at, at, None, limit, ACT)
-    else:
-        _backward(dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, at, at, at, at, at, at < n, limit, ACT)
+    at, mask = flat(n, BLOCK)
+    _backward(dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, at, at, at, at, at, mask, limit, ACT)
+    if tl.program_id(0) == 0:
+        i, left = rest(n)
+        _backward(dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, i, i, i, i, i, left, limit, ACT)
 
 
 @kernel("M", "gate_pitch", "up_pitch", "limit")
@@ -165,12 +164,17 @@ def _row_tile(M: int, N: int) -> tuple[int, int, int]:
     return triton.cdiv(M, rows) * triton.cdiv(N, block), rows, block
 
 
+def _flat_tile(act: int) -> int:
+    return 2 * _TILE if act == _GELU else _TILE
+
+
 def _launch(gate: Tensor, up: Tensor, y: Tensor, limit: float, act: int) -> Tensor:
     n = y.numel()
     if n == 0:
         return y
     if is_dense(gate) and is_dense(up):
-        _flat_kernel(triton.cdiv(n, _TILE), (gate, up, y), (n, limit), (act, _TILE))
+        tile = _flat_tile(act)
+        _flat_kernel(triton.cdiv(n, tile), (gate, up, y), (n, limit), (act, tile), _FLAT_WARPS)
         return y
     (gate, g), (up, u) = rows_of(_at_least_1d(gate)), rows_of(_at_least_1d(up))
     grid, rows, block = _row_tile(g.M, g.N)
@@ -186,7 +190,8 @@ def _launch_bwd(
     if n == 0:
         return outputs
     if is_dense(dy) and is_dense(gate) and is_dense(up):
-        _flat_bwd_kernel(triton.cdiv(n, _TILE), (dy, gate, up, *outputs), (n, limit), (act, _TILE))
+        tile = _flat_tile(act)
+        _flat_bwd_kernel(triton.cdiv(n, tile), (dy, gate, up, *outputs), (n, limit), (act, tile), _FLAT_WARPS)
         return outputs
     (dy, d), (gate, g), (up, u) = (rows_of(_at_least_1d(t)) for t in (dy, gate, up))
     grid, rows, block = _row_tile(g.M, g.N)

@@ -20,8 +20,9 @@ from tle_ops.kernels._replay import replayed
 from tle_ops.kernels._triton import kernel
 
 _DIMS = 4  # of a row's number; more, which only odd layouts have, are left to PyTorch
-_BLOCK = 4096  # elements of a program
-_WARPS = 4
+_EXTRACTED = (8192, 8)  # elements of a program, warps
+_INSERTED = (4096, 8)
+_NARROW_WARPS = 4  # of an insertion without 16-byte accesses
 _SIZES = tuple(f"n{d}" for d in range(1, _DIMS))
 _X = tuple(f"x{d}" for d in range(_DIMS))
 _TILE = tuple(f"t{d}" for d in range(_DIMS))
@@ -161,22 +162,17 @@ def _insert_kernel(
     tile_ptr += _offset(i0 - first0, i1 - first1, i2 - first2, i3 - first3, t0, t1, t2, t3, VECTOR, DIMS)
     first_c = first_c // VECTOR * VECTOR
     last_c = last_c // VECTOR * VECTOR
-    # Most blocks are outside the tile or inside, and need one of the two loads.
-    begin = tl.program_id(0) % tl.cdiv(C, BLOCK_C) * BLOCK_C
-    outside = (begin >= last_c) | (begin + BLOCK_C <= first_c) | (tl.max(rows.to(tl.int32)) == 0)
-    covered = (begin >= first_c) & (tl.minimum(begin + BLOCK_C, C) <= last_c)
-    covered = covered & (tl.min((rows | (row >= M)).to(tl.int32)) == 1)
-    if outside:
-        x = tl.load(x_ptr + _along(column, x_c, CONTIGUOUS), mask=mask)
-        tl.store(y_ptr + column, x, mask=mask)
-    elif covered:
-        x = tl.load(tile_ptr + _along(column - first_c, t_c, CONTIGUOUS), mask=mask)
-        tl.store(y_ptr + column, x, mask=mask)
-    else:
-        inside = rows & (column >= first_c) & (column < last_c) & mask
-        old = tl.load(x_ptr + _along(column, x_c, CONTIGUOUS), mask=mask & (inside == 0))
-        new = tl.load(tile_ptr + _along(column - first_c, t_c, CONTIGUOUS), mask=inside)
-        tl.store(y_ptr + column, tl.where(inside, new, old), mask=mask)
+    inside = rows & (column >= first_c) & (column < last_c)
+    tile_ptr += _along(column - first_c, t_c, CONTIGUOUS)
+    x_ptr += _along(column, x_c, CONTIGUOUS)
+    if VECTOR == VECTOR_X:
+        tl.store(y_ptr + column, tl.load(tl.where(inside, tile_ptr, x_ptr), mask=mask), mask=mask)
+    else:  # only blocks without a part of the tile are read by whole vectors of x
+        begin = tl.program_id(0) % tl.cdiv(C, BLOCK_C) * BLOCK_C
+        if (begin >= last_c) | (begin + BLOCK_C <= first_c) | (tl.max(rows.to(tl.int32)) == 0):
+            tl.store(y_ptr + column, tl.load(x_ptr, mask=mask), mask=mask)
+        else:
+            tl.store(y_ptr + column, tl.load(tl.where(inside, tile_ptr, x_ptr), mask=mask), mask=mask)
 
 
 # --- geometry --------------------------------------------------------------------------------------------------------
@@ -184,6 +180,7 @@ class _Plan(NamedTuple):
     grid: int
     scalars: tuple
     constants: tuple
+    warps: int
 
 
 class _Axis(NamedTuple):
@@ -208,8 +205,11 @@ def _folded(axes: list[_Axis]) -> list[_Axis]:
     return found
 
 
-def _geometry(axes: list[_Axis], offset: int, itemsize: int) -> tuple[list[_Axis], _Axis, int, int, tuple] | None:
-    """The axes of a row's number, filled up to _DIMS, the axis of a row, the rows, the programs, and the constants."""
+def _geometry(
+    axes: list[_Axis], offset: int, itemsize: int, block: int
+) -> tuple[list[_Axis], _Axis, int, int, tuple] | None:
+    """The axes of a row's number, filled up to _DIMS, the axis of a row, the rows, the programs of `block` elements,
+    and the constants."""
     axes = _folded(axes)
     if len(axes) > _DIMS + 1:
         return None
@@ -225,7 +225,7 @@ def _geometry(axes: list[_Axis], offset: int, itemsize: int) -> tuple[list[_Axis
     vector_x = _vector(widest, [columns.n, offset, *x_strides])
     vector = _vector(vector_x, tile)
     block_c = min(triton.next_power_of_2(columns.n), 1024)
-    block_r = min(triton.next_power_of_2(M), _BLOCK // block_c)
+    block_r = min(triton.next_power_of_2(M), block // block_c)
     grid = -(-M // block_r) * -(-columns.n // block_c)
     constants = (max(len(rows), 1), M < 2**31, contiguous, vector, block_r, block_c, vector_x)
     return [*(rows or [nothing]), *[nothing] * (_DIMS - max(len(rows), 1))], columns, M, grid, constants
@@ -242,12 +242,13 @@ def _vector(widest: int, numbers: Sequence[int]) -> int:
 def _extraction(strides: tuple, index: tuple, shape: tuple, itemsize: int) -> _Plan | None:
     axes = [_Axis(T, 0, T, (s, s)) for T, s in zip(shape, strides, strict=True)]
     first = sum(i * T * s for i, T, s in zip(index, shape, strides, strict=True))
-    found = _geometry(axes, first, itemsize)
+    block, warps = _EXTRACTED
+    found = _geometry(axes, first, itemsize, block)
     if found is None:
         return None
     rows, columns, M, grid, constants = found
     sizes, x = (axis.n for axis in rows[1:]), (axis.strides[0] for axis in rows)
-    return _Plan(grid, (M, columns.n, *sizes, *x, columns.strides[0], first), constants[:-1])
+    return _Plan(grid, (M, columns.n, *sizes, *x, columns.strides[0], first), constants[:-1], warps)
 
 
 @functools.lru_cache(4096)
@@ -258,7 +259,8 @@ def _insertion(
         _Axis(n, i * T, (i + 1) * T, (s, t))
         for n, s, i, T, t in zip(shape, strides, index, tile, tile_strides, strict=True)
     ]
-    found = _geometry(axes, 0, itemsize)
+    block, warps = _INSERTED
+    found = _geometry(axes, 0, itemsize, block)
     if found is None:
         return None
     rows, columns, M, grid, constants = found
@@ -268,7 +270,7 @@ def _insertion(
         *(*(axis.strides[1] for axis in rows), columns.strides[1]),
         *(*(axis.first for axis in rows), *(axis.last for axis in rows), columns.first, columns.last),
     )
-    return _Plan(grid, scalars, constants)
+    return _Plan(grid, scalars, constants, warps if constants[3] * itemsize == 16 else _NARROW_WARPS)
 
 
 # --- launchers -------------------------------------------------------------------------------------------------------
@@ -286,7 +288,7 @@ def _extract(x: Tensor, index: tuple[int, ...], shape: tuple[int, ...]) -> Tenso
     plan = _extraction(x.stride(), index, shape, x.itemsize)
     if plan is None:
         return y.copy_(x[tile_slices(index, shape)])
-    _extract_kernel(plan.grid, (x, y), plan.scalars, plan.constants, _WARPS)
+    _extract_kernel(plan.grid, (x, y), plan.scalars, plan.constants, plan.warps)
     return y
 
 
@@ -299,5 +301,5 @@ def _insert(x: Tensor, tile: Tensor, index: tuple[int, ...]) -> Tensor:
     if plan is None:
         y.copy_(x)[tile_slices(index, tile.shape)] = tile
         return y
-    _insert_kernel(plan.grid, (x, tile, y), plan.scalars, plan.constants, _WARPS)
+    _insert_kernel(plan.grid, (x, tile, y), plan.scalars, plan.constants, plan.warps)
     return y
