@@ -31,8 +31,7 @@ def test_gelu_has_its_digits_where_it_is_small(packed):
 def test_gelu_of_every_bfloat16():
     x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(BF16)
     y = swiglu_triton.geglu(x.to(DEVICE), torch.ones_like(x).to(DEVICE)).cpu()
-    plain = torch.nn.functional.gelu(x.float())
-    assert torch.equal(y.isnan(), plain.isnan())  # of NaN and -inf
+    assert torch.equal(y.isnan(), x.isnan() | (x == -torch.inf))  # -inf * 0
     assert y[x == torch.inf] == torch.inf
     x, y = x[x.isfinite()], y[x.isfinite()]
     truth = gelu(x)
