@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import tle_ops
 from tests.conftest import CUDA
 from tests.table import BF16, F32, assert_same_bits, randn
 from tle_ops.kernels import swiglu_triton
@@ -31,6 +32,11 @@ def test_gelu_has_its_digits_where_it_is_small(packed):
 def test_gelu_of_every_bfloat16():
     x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(BF16)
     y = swiglu_triton.geglu(x.to(DEVICE), torch.ones_like(x).to(DEVICE)).cpu()
+    check_bfloat16(x, y)
+    check_bfloat16(x, tle_ops.geglu(x, torch.ones_like(x)))  # of the CPU
+
+
+def check_bfloat16(x: torch.Tensor, y: torch.Tensor) -> None:
     assert torch.equal(y.isnan(), x.isnan() | (x == -torch.inf))  # -inf * 0
     assert y[x == torch.inf] == torch.inf
     x, y = x[x.isfinite()], y[x.isfinite()]

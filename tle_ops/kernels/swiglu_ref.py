@@ -78,13 +78,15 @@ def _silu_products(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor
 
 def _geglu(gate: Tensor, up: Tensor, approximate: str) -> Tensor:
     gate, up = _wide(gate, up)
+    if approximate == "none":
+        return gate * _normal(gate) * up
     return F.gelu(gate, approximate=approximate) * up
 
 
 def _geglu_gradients(dy: Tensor, gate: Tensor, up: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
     dy, gate, up = _wide(dy, gate, up)
     if approximate == "none":
-        cdf = 0.5 * (1 + torch.erf(gate * math.sqrt(0.5)))
+        cdf = _normal(gate)
         slope = cdf + gate * torch.exp(-0.5 * gate * gate) * (1 / math.sqrt(2 * math.pi))
     else:
         k = math.sqrt(2 / math.pi)
@@ -92,6 +94,12 @@ def _geglu_gradients(dy: Tensor, gate: Tensor, up: Tensor, approximate: str) -> 
         cdf = 0.5 * (1 + t)
         slope = cdf + 0.5 * gate * (1 - t * t) * (k * (1 + 3 * 0.044715 * gate * gate))
     return dy * up * slope, dy * (gate * cdf)
+
+
+def _normal(x: Tensor) -> Tensor:
+    """The normal distribution, with digits also where it is small, which `F.gelu` loses in 1 + erf. (And F.gelu of a
+    vector of inf is NaN on a CPU.)"""
+    return 0.5 * torch.erfc(x * -math.sqrt(0.5))
 
 
 def _wide(*tensors: Tensor) -> list[Tensor]:
