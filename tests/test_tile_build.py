@@ -31,6 +31,12 @@ def check() -> None:
             assert accesses(ptx, "ld") == accesses(ptx, "st") == {128}, (name, dtype)
             assert " 0 bytes spill stores" in log
 
+    plan = t._insertion((8190, 8190), (8190, 1), (1, 1), (4095, 4095), (4095, 1), 4)  # odd rows of the tile
+    ptx, log = build(t._insert_kernel, (F32,) * 3, plan.constants, plan.warps)
+    assert accesses(ptx, "ld") == {64, 32}
+    assert accesses(ptx, "st") == {64}
+    assert " 0 bytes spill stores" in log
+
 
 def test_build():
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

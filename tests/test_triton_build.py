@@ -14,6 +14,8 @@ import pytest
 import torch
 
 TYPES = {
+    torch.int8: "*i8",
+    torch.int64: "*i64",
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
     torch.float32: "*fp32",
@@ -95,11 +97,10 @@ def check_casts() -> None:
 def check_elementwise() -> None:
     from tle_ops.kernels import elementwise_triton as e
 
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        wide, narrow, warps = e._ADD
-        ptx, log = build(e._add_kernel, (dtype,) * 3, (False, wide if dtype.itemsize == 4 else narrow), warps)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.int64):
+        ptx, log = build(e._add_kernel, (dtype,) * 3, (False, e._ADD[dtype.itemsize]), e._ADD_WARPS)
         assert 128 in accesses(ptx, "ld") & accesses(ptx, "st"), dtype
-        assert registers(log) <= 40  # a branch with scalar accesses takes 64
+        assert registers(log) <= 40, dtype  # a branch with scalar accesses takes 64
     for dtype, out in (
         (torch.float32, torch.float16),
         (torch.bfloat16, torch.float16),

@@ -16,6 +16,7 @@ from torch import Tensor
 from tle_ops._meta import compute_dtype
 from tle_ops.autograd._formula import Formula
 from tle_ops.autograd._vmap import leading
+from tle_ops.kernels._normal import cdf, density
 
 
 # --- the activations: value, first and second derivative --------------------------------------------------------------
@@ -26,9 +27,8 @@ def _silu(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _gelu(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    cdf = 0.5 * (1 + torch.erf(x * math.sqrt(0.5)))
-    density = torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
-    return x * cdf, cdf + x * density, density * (2 - x * x)
+    below, slope = cdf(x), density(x)
+    return x * below, below + x * slope, slope * (2 - x * x)
 
 
 def _gelu_tanh(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -61,8 +61,7 @@ class Workspace:
         # Ranks that did not come, told by kernels; host memory, so that looking does not wait for the GPU.
         self.missing = torch.zeros(max(me.size, 4), dtype=torch.int32, pin_memory=device.type == "cuda")
         self._missing = memoryview(self.missing.numpy())  # `any` of it costs a twentieth of the tensor's
-        self.stream: Any = None  # of the call before, and its number for the driver
-        self.raw_stream = 0
+        self.stream: Any = None  # of the call before
         self._beside: Any = None
         self.captured = False
         if device.type == "cuda":
@@ -184,13 +183,12 @@ def _on_one_stream(ws: Workspace) -> None:
     if torch.cuda.is_current_stream_capturing():
         ws.captured = True
         return
-    raw = current_stream(ws.device.index)
-    if ws.stream is not None and ws.raw_stream == raw:
+    if ws.stream is not None and ws.stream.cuda_stream == current_stream(ws.device.index):
         return
     stream = torch.cuda.current_stream(ws.device)
     if ws.stream is not None:
         stream.wait_stream(ws.stream)
-    ws.stream, ws.raw_stream = stream, raw
+    ws.stream = stream
 
 
 def raise_if_missing(me: Member) -> None:

@@ -87,14 +87,14 @@ def _launcher(variant: Any) -> tuple[Callable, tuple]:
 @triton.jit
 def flat(n, BLOCK: tl.constexpr):
     """This program's elements of all but the last n % 16, and which of them there are: a mask of whole vectors, which
-    the 16-byte accesses stay whole under. (A branch for the last block costs every program the registers of scalar
-    accesses: 64 in place of 32.)"""
+    keeps accesses of 16 bytes whole. (A branch for the last block costs every program the registers of scalar
+    accesses, half as many again or twice as many.)"""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     return at, at < n // 16 * 16
 
 
 @triton.jit
-def rest(n):
+def last(n):
     """The last n % 16, for one program."""
     at = n // 16 * 16 + tl.arange(0, 16)
     return at, at < n

@@ -115,7 +115,10 @@ def _where(x: Tensor) -> object:
 def remote(x: Tensor, shard: int, group: str = "") -> Tensor:
     y = _meta.remote(x, shard, group)
     me, ws = _open("remote", group, x, x.numel() * x.element_size(), symmetric=_where(x))
-    return _collective.remote(x, shard, group) if ws is None else _read(x, y, me, ws, shard)
+    if ws is None:
+        del y  # another one is made there
+        return _collective.remote(x, shard, group)
+    return _read(x, y, me, ws, shard)
 
 
 def ring_exchange(x: Tensor, shift: int = 1, group: str = "") -> Tensor:
@@ -123,6 +126,7 @@ def ring_exchange(x: Tensor, shift: int = 1, group: str = "") -> Tensor:
     nbytes = x.numel() * x.element_size()
     me, ws = _open("ring_exchange", group, x, nbytes, shift=shift, symmetric=_where(x))
     if ws is None:
+        del y
         return _collective.ring_exchange(x, shift, group)
     return _read(x, y, me, ws, (me.rank + shift) % me.size)
 

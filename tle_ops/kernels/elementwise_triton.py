@@ -9,11 +9,11 @@ from torch import Tensor
 
 from tle_ops import _meta
 from tle_ops.kernels._replay import replayed
-from tle_ops.kernels._triton import flat, kernel, rest
+from tle_ops.kernels._triton import flat, kernel, last
 
 _BLOCK = 2048  # elements per program of a strided sum, 4 warps
-_ADD = (4096, 2048, 8)  # elements per program: of 32 bits and more, of fewer; warps
-_SCALE_CAST = (1024, 2)
+_ADD, _ADD_WARPS = {1: 4096, 2: 2048, 4: 4096, 8: 2048}, 8  # elements per program, by their bytes
+_SCALE_CAST = (1024, 2)  # elements per program, warps
 _DIMS = 4  # of a strided sum, after neighbouring dimensions have been merged
 
 
@@ -40,7 +40,7 @@ def _add_kernel(x_ptr, y_ptr, out_ptr, n: tl.int64, BOOL: tl.constexpr, BLOCK: t
     at, mask = flat(n, BLOCK)
     _add(x_ptr, y_ptr, out_ptr, at, mask, BOOL)
     if tl.program_id(0) == 0:
-        i, left = rest(n)
+        i, left = last(n)
         _add(x_ptr, y_ptr, out_ptr, i, left, BOOL)
 
 
@@ -88,7 +88,7 @@ def _scale_cast_kernel(x_ptr, out_ptr, n: tl.int64, alpha: tl.float32, BLOCK: tl
     at, mask = flat(n, BLOCK)
     _scale_cast(x_ptr, out_ptr, at, mask, alpha)
     if tl.program_id(0) == 0:
-        i, left = rest(n)
+        i, left = last(n)
         _scale_cast(x_ptr, out_ptr, i, left, alpha)
 
 
@@ -115,9 +115,8 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _add_flat(x: Tensor, y: Tensor, target: Tensor, is_bool: bool) -> None:
-    wide, narrow, warps = _ADD
-    n, block = target.numel(), wide if target.itemsize >= 4 else narrow
-    _add_kernel(triton.cdiv(n, block), (x, y, target), (n,), (is_bool, block), warps)
+    n, block = target.numel(), _ADD[target.itemsize]
+    _add_kernel(triton.cdiv(n, block), (x, y, target), (n,), (is_bool, block), _ADD_WARPS)
 
 
 def _merge_dims(shape, x_strides, y_strides) -> tuple[list[int], list[int], list[int]]:

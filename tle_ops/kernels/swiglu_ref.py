@@ -1,7 +1,7 @@
 """Gated activations in plain PyTorch: the definition of each op and of its gradient, and the CPU kernels.
 
     y = silu(gate) * up        with a limit L: silu(min(gate, L)) * clamp(up, -L, L)
-    y = gelu(gate) * up        exact (erf) or by tanh
+    y = gelu(gate) * up        exact or by tanh
 
 in float32 (float64 when given float64), rounded once. Where a clamp cuts, the gradient is zero.
 """
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tle_ops._meta import compute_dtype
+from tle_ops.kernels._normal import cdf, density
 
 
 def swiglu(gate: Tensor, up: Tensor, limit: float | None = None) -> Tensor:
@@ -79,27 +80,21 @@ def _silu_products(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor
 def _geglu(gate: Tensor, up: Tensor, approximate: str) -> Tensor:
     gate, up = _wide(gate, up)
     if approximate == "none":
-        return gate * _normal(gate) * up
+        return cdf(gate).mul_(gate).mul_(up)
     return F.gelu(gate, approximate=approximate) * up
 
 
 def _geglu_gradients(dy: Tensor, gate: Tensor, up: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
     dy, gate, up = _wide(dy, gate, up)
     if approximate == "none":
-        cdf = _normal(gate)
-        slope = cdf + gate * torch.exp(-0.5 * gate * gate) * (1 / math.sqrt(2 * math.pi))
+        below = cdf(gate)
+        slope = below + gate * density(gate)
     else:
         k = math.sqrt(2 / math.pi)
         t = torch.tanh(k * gate * (1 + 0.044715 * gate * gate))
-        cdf = 0.5 * (1 + t)
-        slope = cdf + 0.5 * gate * (1 - t * t) * (k * (1 + 3 * 0.044715 * gate * gate))
-    return dy * up * slope, dy * (gate * cdf)
-
-
-def _normal(x: Tensor) -> Tensor:
-    """The normal distribution, with digits also where it is small, which `F.gelu` loses in 1 + erf. (And F.gelu of a
-    vector of inf is NaN on a CPU.)"""
-    return 0.5 * torch.erfc(x * -math.sqrt(0.5))
+        below = 0.5 * (1 + t)
+        slope = below + 0.5 * gate * (1 - t * t) * (k * (1 + 3 * 0.044715 * gate * gate))
+    return dy * up * slope, dy * (gate * below)
 
 
 def _wide(*tensors: Tensor) -> list[Tensor]:

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from tle_ops import _meta
 from tle_ops.kernels._replay import replayed
-from tle_ops.kernels._rows_triton import clamp_above, clamp_both, is_dense, normal, row_start, rows_of, sigmoid
-from tle_ops.kernels._triton import flat, kernel, rest
+from tle_ops.kernels._rows_triton import clamp_above, clamp_both, is_dense, normal_cdf, row_start, rows_of, sigmoid
+from tle_ops.kernels._triton import flat, kernel, last
 
-_TILE = 2048  # elements per program of 4 warps: two 16-byte loads of bfloat16 per thread and input
-_FLAT_WARPS = 8  # for as many or, since gelu computes the longest, twice as many
+_TILE = 2048  # elements per program
+_WARPS, _FLAT_WARPS = 4, 8  # of the kernels over rows and over flat tensors
 _SILU, _SILU_LIMIT, _GELU, _GELU_TANH = 0, 1, 2, 3  # ACT
 
 
@@ -25,7 +25,7 @@ def _act(x, ACT: tl.constexpr):
         value = x * s
         slope = s + value * (1 - s)
     elif ACT == 2:
-        s, density = normal(x)
+        s, density = normal_cdf(x)
         value = x * s
         slope = s + x * density
     else:  # (1 + tanh(z)) / 2 = sigmoid(2 z)
@@ -84,7 +84,7 @@ def _flat_kernel(
     at, mask = flat(n, BLOCK)
     _forward(gate_ptr, up_ptr, y_ptr, at, at, at, mask, limit, ACT)
     if tl.program_id(0) == 0:
-        i, left = rest(n)
+        i, left = last(n)
         _forward(gate_ptr, up_ptr, y_ptr, i, i, i, left, limit, ACT)
 
 
@@ -103,7 +103,7 @@ def _flat_bwd_kernel(
     at, mask = flat(n, BLOCK)
     _backward(dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, at, at, at, at, at, mask, limit, ACT)
     if tl.program_id(0) == 0:
-        i, left = rest(n)
+        i, left = last(n)
         _backward(dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, i, i, i, i, i, left, limit, ACT)
 
 
@@ -165,6 +165,7 @@ def _row_tile(M: int, N: int) -> tuple[int, int, int]:
 
 
 def _flat_tile(act: int) -> int:
+    """gelu computes longer, and pays with more to a program (docs/designs.md)."""
     return 2 * _TILE if act == _GELU else _TILE
 
 
@@ -179,7 +180,7 @@ def _launch(gate: Tensor, up: Tensor, y: Tensor, limit: float, act: int) -> Tens
     (gate, g), (up, u) = rows_of(_at_least_1d(gate)), rows_of(_at_least_1d(up))
     grid, rows, block = _row_tile(g.M, g.N)
     constants = (act, g.N, 0, g.aligned and u.aligned, rows, block)
-    _rows_kernel(grid, (gate, up, y), (g.M, g.pitch, u.pitch, limit), constants)
+    _rows_kernel(grid, (gate, up, y), (g.M, g.pitch, u.pitch, limit), constants, _WARPS)
     return y
 
 

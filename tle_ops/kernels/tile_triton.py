@@ -81,6 +81,11 @@ def _along(column, stride, CONTIGUOUS: tl.constexpr):
     return column if CONTIGUOUS else column * stride
 
 
+@triton.jit
+def _move(y_ptr, source, mask):
+    tl.store(y_ptr, tl.load(source, mask=mask), mask=mask)
+
+
 # --- kernels ---------------------------------------------------------------------------------------------------------
 @kernel("M", "C", *_SIZES, *_X, "x_c", "first")
 def _extract_kernel(
@@ -165,14 +170,15 @@ def _insert_kernel(
     inside = rows & (column >= first_c) & (column < last_c)
     tile_ptr += _along(column - first_c, t_c, CONTIGUOUS)
     x_ptr += _along(column, x_c, CONTIGUOUS)
+    source = tl.where(inside, tile_ptr, x_ptr)
     if VECTOR == VECTOR_X:
-        tl.store(y_ptr + column, tl.load(tl.where(inside, tile_ptr, x_ptr), mask=mask), mask=mask)
-    else:  # only blocks without a part of the tile are read by whole vectors of x
+        _move(y_ptr + column, source, mask)
+    else:  # blocks without a part of the tile are read by whole vectors of x
         begin = tl.program_id(0) % tl.cdiv(C, BLOCK_C) * BLOCK_C
         if (begin >= last_c) | (begin + BLOCK_C <= first_c) | (tl.max(rows.to(tl.int32)) == 0):
-            tl.store(y_ptr + column, tl.load(x_ptr, mask=mask), mask=mask)
+            _move(y_ptr + column, x_ptr, mask)
         else:
-            tl.store(y_ptr + column, tl.load(tl.where(inside, tile_ptr, x_ptr), mask=mask), mask=mask)
+            _move(y_ptr + column, source, mask)
 
 
 # --- geometry --------------------------------------------------------------------------------------------------------
@@ -264,13 +270,14 @@ def _insertion(
     if found is None:
         return None
     rows, columns, M, grid, constants = found
+    _, _, _, vector, *_ = constants
     scalars = (
         *(M, columns.n, *(axis.n for axis in rows[1:])),
         *(*(axis.strides[0] for axis in rows), columns.strides[0]),
         *(*(axis.strides[1] for axis in rows), columns.strides[1]),
         *(*(axis.first for axis in rows), *(axis.last for axis in rows), columns.first, columns.last),
     )
-    return _Plan(grid, scalars, constants, warps if constants[3] * itemsize == 16 else _NARROW_WARPS)
+    return _Plan(grid, scalars, constants, warps if vector * itemsize == 16 else _NARROW_WARPS)
 
 
 # --- launchers -------------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def geglu(gate: Tensor, up: Tensor, *, approximate: str = "none") -> Tensor:
 
     Args:
         gate, up: one shape, any strides; float32, bfloat16, float16 or float64, also mixed.
-        approximate: "none" (by erf) or "tanh", as in `torch.nn.functional.gelu`.
+        approximate: "none" (by the normal distribution) or "tanh", as in `torch.nn.functional.gelu`.
 
     Returns:
         Contiguous tensor of that shape, of the promoted dtype of gate and up.
@@ -64,7 +64,8 @@ def geglu(gate: Tensor, up: Tensor, *, approximate: str = "none") -> Tensor:
         TypeError: an input of another type.
 
     Differentiable in gate and up, forward mode and twice; vmap.
-    Plain PyTorch: `F.gelu(gate.float(), approximate=approximate) * up.float()`. Shazeer, arXiv 2002.05202.
+    Plain PyTorch: `F.gelu(gate.float(), approximate=approximate) * up.float()`, which for "none" loses the digits of gates
+    below -3 (1 + erf). Shazeer, arXiv 2002.05202.
     """
     return torch.ops.tle.geglu(gate, up, approximate)
 
@@ -85,6 +86,7 @@ def geglu_packed(x: Tensor, *, approximate: str = "none") -> Tensor:
         TypeError: x is of another type.
 
     Differentiable in x (one packed gradient), forward mode and twice; vmap.
-    Plain PyTorch: `gate, up = x.float().chunk(2, -1); F.gelu(gate, approximate=approximate) * up`, to x's dtype.
+    Plain PyTorch: `gate, up = x.float().chunk(2, -1); F.gelu(gate, approximate=approximate) * up`, to x's dtype; as in
+    `geglu`.
     """
     return torch.ops.tle.geglu_packed(x, approximate)
