@@ -64,9 +64,10 @@ class CudaTimer:
 
     @staticmethod
     def _head_start(call: Call) -> int:
-        """GPU cycles of a busy-wait that outlasts the host's part of the call."""
+        """GPU cycles of a busy-wait that outlasts the host's part of the call, also after one of another variant that
+        kept the CPU busy."""
         host = min(_enqueue_us(call, torch.cuda.synchronize) for _ in range(5))
-        return int(min(2 * host + 50, 5000) * 2000)  # 2000 cycles are a microsecond at 2 GHz
+        return int(min(2 * host + 200, 5000) * 2000)  # 2000 cycles are a microsecond at 2 GHz
 
     def host(self, calls: dict[str, Call], batches: int = 9, per_batch: int = 200) -> Samples:
         """Host time of back-to-back calls without synchronisation; on tensors so small that the GPU keeps up."""
