@@ -99,8 +99,8 @@ def summary(results: Results) -> list[str]:
     lines = [
         environment(results.family(FAMILIES[0])["environment"])
         + ". Median microseconds with a flushed L2; *copy* is a "
-        "plain copy of the same number of bytes in the same run, *ratio* is copy / ours (1.0 is the physical limit in "
-        "practice).",
+        "plain copy of the same number of bytes in the same run, *ratio* is copy / ours (1.0 is in practice the limit of "
+        "large ones).",
         "",
         *head(
             "case, bfloat16 unless said, sums and selections float32",

@@ -64,8 +64,8 @@ def geglu(gate: Tensor, up: Tensor, *, approximate: str = "none") -> Tensor:
         TypeError: an input of another type.
 
     Differentiable in gate and up, forward mode and twice; vmap.
-    Plain PyTorch: `F.gelu(gate.float(), approximate=approximate) * up.float()`, which for "none" loses the digits of gates
-    below -3 (1 + erf). Shazeer, arXiv 2002.05202.
+    Plain PyTorch: `F.gelu(gate.float(), approximate=approximate) * up.float()`, which for "none" loses the digits of
+    gates below -3 (1 + erf). Shazeer, arXiv 2002.05202.
     """
     return torch.ops.tle.geglu(gate, up, approximate)
 
