@@ -98,9 +98,8 @@ def summary(results: Results) -> list[str]:
     """What has a target, in short."""
     lines = [
         environment(results.family(FAMILIES[0])["environment"])
-        + ". Median microseconds with a flushed L2; *copy* is a "
-        "plain copy of the same number of bytes in the same run, *ratio* is copy / ours (1.0 is in practice the limit of "
-        "large ones).",
+        + ". Median microseconds with a flushed L2; *copy* is a plain copy of the same number of bytes in the same run,"
+        " *ratio* is copy / ours (1.0 is the limit of large ones in practice).",
         "",
         *head(
             "case, bfloat16 unless said, sums and selections float32",

@@ -12,8 +12,8 @@ PACKAGE = pathlib.Path(__file__).parent.parent / "tle_ops"
 # Folder -> what of the package its modules may import, themselves and private helpers of the same folder apart.
 ALLOWED = {
     "_meta": {"tle_ops._meta"},
-    "kernels": {"tle_ops._meta", "tle_ops._groups", "tle_ops.language"},
-    "autograd": {"tle_ops._meta", "tle_ops._groups"},
+    "kernels": {"tle_ops._meta", "tle_ops._groups", "tle_ops._normal", "tle_ops.language"},
+    "autograd": {"tle_ops._meta", "tle_ops._groups", "tle_ops._normal"},
     "ops": set(),
 }
 MODULES = [p for folder in ALLOWED for p in sorted((PACKAGE / folder).glob("*.py"))]

@@ -12,5 +12,5 @@ x = td.distribute(torch.arange(8.0).view(4, 2), td.sharding(mesh, ["device", Non
 y = tle_ops.rms_norm(x, td.distribute(torch.ones(2), td.sharding(mesh)), 1e-6)  # a DTensor; nothing travels
 neighbour = tle_ops.ring_exchange(y.to_local(), group=mesh)
 q, scales = tle_ops.all_gather_fp8(y.to_local(), group=mesh)  # half the bytes of bfloat16
-print(dist.get_rank(), y.placements, neighbour.shape, q.shape)
+print(f"{dist.get_rank()} {y.placements} {neighbour.shape} {q.shape}")
 dist.destroy_process_group()

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from tle_ops._meta import compute_dtype
+from tle_ops._normal import cdf, density
 from tle_ops.autograd._formula import Formula
 from tle_ops.autograd._vmap import leading
-from tle_ops.kernels._normal import cdf, density
 
 
 # --- the activations: value, first and second derivative --------------------------------------------------------------

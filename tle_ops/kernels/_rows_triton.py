@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tle_ops.kernels import _normal
+from tle_ops import _normal
 from tle_ops.kernels._triton import INTERPRETED
 
 FEW = 264  # programs: two for each multiprocessor of an H200

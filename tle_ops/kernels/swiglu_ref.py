@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tle_ops._meta import compute_dtype
-from tle_ops.kernels._normal import cdf, density
+from tle_ops._normal import cdf, density
 
 
 def swiglu(gate: Tensor, up: Tensor, limit: float | None = None) -> Tensor:
