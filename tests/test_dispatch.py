@@ -40,6 +40,9 @@ def test_explain_on_the_cpu():
     choice = tle_ops.explain("per_token_cast_fp8", torch.ones(2, 128))
     assert (choice.device, choice.backend, choice.module) == ("cpu", "ref", "quant_ref")
     assert str(choice) == "per_token_cast_fp8 on cpu: ref (quant_ref), the reference is the CPU kernel"
+    with tle_ops.backend("triton"):
+        choice = tle_ops.explain("per_token_cast_fp8", torch.randn(2, 128))
+    assert choice.reason == "the reference is the CPU kernel; 'triton', which is asked for, is for CUDA tensors"
     x = torch.ones(2, device="meta")
     assert tle_ops.explain("add", x, x).backend == "contract"
 

@@ -160,7 +160,10 @@ def explain(op: str, *args: Any, device: str | None = None, **options: Any) -> C
         reason = "meta tensors hold no data: only shapes and dtypes are computed"
         choice = Choice(op, "meta", "contract", "_meta", reason)
     else:
-        choice = Choice(op, "cpu", "ref", CPU[op], "the reference is the CPU kernel")
+        reason = "the reference is the CPU kernel"
+        if _forced not in (None, "ref"):
+            reason += f"; {_forced!r}, which is asked for, is for CUDA tensors"
+        choice = Choice(op, "cpu", "ref", CPU[op], reason)
     return choice
 
 

@@ -18,7 +18,8 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, weig
         [.., N] contiguous, of x's dtype, also under autocast.
 
     Raises:
-        ValueError: the weight does not have shape [N], x has no dimension, or the devices differ.
+        ValueError: the weight does not have shape [N], x has no dimension, eps is negative or NaN, or the devices
+            differ.
         TypeError: an input of another type.
 
     Differentiable in x and weight, forward mode and twice; vmap. The sums of the weight's gradient are in float32 and
@@ -67,7 +68,8 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
         [.., N] contiguous, of x's dtype, also under autocast.
 
     Raises:
-        ValueError: weight or bias does not have shape [N], x has no dimension, or the devices differ.
+        ValueError: weight or bias does not have shape [N], x has no dimension, eps is negative or NaN, or the devices
+            differ.
         TypeError: an input of another type.
 
     Differentiable in x, weight and bias, forward mode and twice; vmap.
