@@ -27,12 +27,12 @@ def check() -> None:
             "matrix": t._insertion((8192, 8192), (8192, 1), (1, 1), (4096, 4096), (4096, 1), dtype.itemsize),
             "3-D": t._insertion((8, 64, 512), (32768, 512, 1), (1, 1, 0), (2, 32, 128), (4096, 128, 1), dtype.itemsize),
         }.items():
-            ptx, log = build(t._insert_kernel, (dtype, dtype, dtype), plan.constants, plan.warps)
+            ptx, log = build(t._insert_kernel, (dtype, dtype, dtype), (*plan.constants, True), plan.warps)
             assert accesses(ptx, "ld") == accesses(ptx, "st") == {128}, (name, dtype)
             assert " 0 bytes spill stores" in log
 
     plan = t._insertion((8190, 8190), (8190, 1), (1, 1), (4095, 4095), (4095, 1), 4)  # odd rows of the tile
-    ptx, log = build(t._insert_kernel, (F32,) * 3, plan.constants, plan.warps)
+    ptx, log = build(t._insert_kernel, (F32,) * 3, (*plan.constants, True), plan.warps)
     assert accesses(ptx, "ld") == {64, 32}
     assert accesses(ptx, "st") == {64}
     assert " 0 bytes spill stores" in log

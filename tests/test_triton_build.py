@@ -29,6 +29,7 @@ def build(kernel, pointers, constants, num_warps=4, maxnreg=None) -> tuple[str, 
     """PTX, and what ptxas says of registers and spills."""
     import triton
     from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import get_ptxas
     from triton.compiler import ASTSource
 
     fn = kernel.fn
@@ -46,7 +47,7 @@ def build(kernel, pointers, constants, num_warps=4, maxnreg=None) -> tuple[str, 
     options = {"num_warps": num_warps, **({"maxnreg": maxnreg} if maxnreg else {})}
     source = ASTSource(fn=fn, signature=signature, constexprs=values, attrs=attributes)
     ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-    ptxas = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    ptxas = get_ptxas(90).path  # Triton 3.9 has two, and assembles this with the newer one
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "kernel.ptx"
         path.write_text(ptx)

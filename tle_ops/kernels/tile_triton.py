@@ -152,6 +152,7 @@ def _insert_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
     VECTOR_X: tl.constexpr,  # divides C and the strides of rows of x
+    ALIGNED: tl.constexpr,  # x and the tile begin at multiples of 16 bytes
 ):
     row, column, mask, C = _block(M, C, VECTOR_X, BLOCK_R, BLOCK_C)
     i0, i1, i2, i3 = _places(row, n1, n2, n3, DIMS, SMALL)
@@ -171,6 +172,9 @@ def _insert_kernel(
     tile_ptr += _along(column - first_c, t_c, CONTIGUOUS)
     x_ptr += _along(column, x_c, CONTIGUOUS)
     source = tl.where(inside, tile_ptr, x_ptr)
+    if ALIGNED:  # Triton 3.9 does not see it through the choice
+        BYTES: tl.constexpr = VECTOR * x_ptr.dtype.element_ty.primitive_bitwidth // 8
+        source = tl.multiple_of(source, (1, BYTES))
     if VECTOR == VECTOR_X:
         _move(y_ptr + column, source, mask)
     else:  # blocks without a part of the tile are read by whole vectors of x
@@ -308,5 +312,6 @@ def _insert(x: Tensor, tile: Tensor, index: tuple[int, ...]) -> Tensor:
     if plan is None:
         y.copy_(x)[tile_slices(index, tile.shape)] = tile
         return y
-    _insert_kernel(plan.grid, (x, tile, y), plan.scalars, plan.constants, plan.warps)
+    aligned = (x.data_ptr() | tile.data_ptr()) % 16 == 0
+    _insert_kernel(plan.grid, (x, tile, y), plan.scalars, (*plan.constants, aligned), plan.warps)
     return y
