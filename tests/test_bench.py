@@ -54,7 +54,8 @@ def test_case(case):
     want = getattr(torch.ops.tle, case.op)(*args)
     if case.eager is not None:
         got, want = (harness.canonical(case, args, result) for result in (case.eager(*args), want))
-        truth = truths(case.wide, args) if case.wide else None
+        # PyTorch's gelu has lost the digits of gates below -3: it is judged as in a run, by the truth.
+        truth = truths(case.wide, args) if case.op.startswith("geglu") else None
         assert judge(got, want, case.peer_tolerance, truth) == (True, ANY, "")
 
 

@@ -42,7 +42,7 @@ def test_gelu_has_its_digits(by):
         y = torch.compile(tle_ops.geglu, fullgraph=True)(x.to(DEVICE), one.to(DEVICE)).cpu()
     truth, _ = gelu(x)
     units = (y.double() - truth).abs() / truth.abs().clamp(min=1e-300) * 2**24
-    assert units[x.abs() < 0.1].max() <= 7
+    assert units[x.abs() < 0.1].max() <= (7 if by == "compiled" else 6)
     assert (units <= 8 + 1.5 * x.double().square()).all()
 
 
