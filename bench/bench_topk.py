@@ -95,7 +95,7 @@ CASES = [
             (B, N),
             scores(k, -1, True, False),
             eager_topk,
-            # FlagGems sorts k of every 1024 columns at once: for longer rows that takes minutes to compile or is refused.
+            # FlagGems sorts k of every 1024 columns at once: for longer rows that compiles for minutes or is refused.
             ({"FlagGems": flaggems_topk} if N <= 4096 else {}) | ({"TileKernels": tilekernels_topk} if k == 8 else {}),
             target_us=us,
             earlier=earlier,
